@@ -57,7 +57,7 @@ enum nat_accel_hook { NAT_ACCEL_ANY, NAT_ACCEL_TC, NAT_ACCEL_XDP };
 struct nat_accel_entry {
 	struct nat_addr src, dst; /* what the packet becomes */
 	__be16 sport, dport;
-	__u16 l3_delta, l4_delta; /* as in nat_flow */
+	__u16 l3_delta, l4_delta; /* of rewrite.h */
 	__u64 hop;
 	__u64 left_hop;     /* where the last packet of the OTHER direction left to, */
 	__u32 left;         /* when, */
@@ -66,7 +66,7 @@ struct nat_accel_entry {
 	__u32 probed;  /* when a packet was passed to the stack as a probe; 0 none */
 	__u64 packets; /* that used the entry */
 	__u16 mtu;
-	__u16 in_link; /* as in nat_flow */
+	__u16 in_link; /* as nat_flow_key.link */
 	__u8 reason;   /* enum nat_accel_reason; not 0: refused */
 	__u8 hook;     /* enum nat_accel_hook */
 	__u8 carried;  /* packets of the flow have bypassed the stack, in either direction */

@@ -719,9 +719,8 @@ static __always_inline int learn_forward(struct ctx *ctx, struct packet *packet,
 		.dst = addr_of(to->addresses >> 32),
 		.sport = to->ports,
 		.dport = to->ports >> 16,
-		.l3_delta = to->ports >> 32,
-		.l4_delta = to->ports >> 48,
 	};
+	__u16 l3_delta = to->ports >> 32, l4_delta = to->ports >> 48;
 	__u32 index = (to->hop >> ROUTE_LINK_SHIFT) - 1;
 	struct nat_link *in, *out;
 
@@ -733,7 +732,8 @@ static __always_inline int learn_forward(struct ctx *ctx, struct packet *packet,
 		return NAT_ACCEL_TTL;
 	if (unlikely(packet->length > (__u16)(to->route >> 32)))
 		return NAT_ACCEL_TOO_BIG;
-	if (unlikely(!out || rewrite(ctx, packet, &flow, to->hop, out) != GO_ON))
+	if (unlikely(!out ||
+		     rewrite_by(ctx, packet, &flow, l3_delta, l4_delta, to->hop, out) != GO_ON))
 		return NAT_ACCEL_NO_ROUTE;
 	ctx_tag(ctx, LEARN_OWN);
 	packet->action = ctx_transmit(ctx, index, out);

@@ -114,6 +114,12 @@ static __always_inline __u16 delta_fold(__u32 sum)
 	return sum == 0xffff ? 0 : sum;
 }
 
+/* delta_fold of a sum of 32-bit words. */
+static __always_inline __u16 delta_fold_words(__u64 sum)
+{
+	return delta_fold((sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32));
+}
+
 /* Spreads addresses over the entries of a table. Package datapath has it too: the
  * finaliser of MurmurHash3 over the address as a number. */
 static __always_inline __u32 addr_hash(struct nat_addr addr)

@@ -134,8 +134,9 @@ struct nat_flow_key {
 	struct nat_addr src, dst;
 	__be16 sport, dport;
 	__u8 protocol;
-	__u8 side; /* enum nat_side */
-	__u16 zero;
+	__u8 side;  /* enum nat_side */
+	__u16 link; /* of a packet 0; of nat_flow the link that its packets must come from, plus 1;
+		       0 any of the side */
 };
 
 /*
@@ -169,44 +170,42 @@ enum nat_flow_state {
 	NAT_FLOW_TCP_FIN_PEER = 0x00080000,
 	NAT_FLOW_TCP_RST = 0x00100000,
 	NAT_FLOW_POOL = 0x1fe00000, /* of what it holds; NAT_FLOW_POOL_SHIFT */
+	NAT_FLOW_MADE = 0x20000000, /* all of it is written, and both keys lead to the session */
 	NAT_FLOW_DEAD = 0x40000000, /* expired; may be revived until GONE */
 	NAT_FLOW_GONE = 0x80000000, /* being removed: as if not there */
 };
 
 /*
- * 64 bytes, one cache line. The hot path writes only the flow of the packet's own
- * direction.
+ * 64 bytes, one cache line: all that a packet reads of a session, and writes, is its own
+ * direction's.
  *
  * hop holds the next hop in one word, so that it is read and replaced whole: the
  * low 48 bits are the neighbour's MAC as it lies in memory, the high 16 the index
  * of the link it is behind plus 1; 0 is none yet. After a second (hop_checked) a packet of the flow
  * looks up the FIB again and, for a masquerading flow, whether the address is still ours.
+ * hop_checked comes round after 68 s: it counts only while no second has gone by without a packet
+ * (flow_stale).
  */
 struct nat_flow {
+	struct nat_flow_key key;
 	struct nat_addr src, dst; /* what the packet becomes */
 	__be16 sport, dport;
-	__u16 l3_delta; /* addresses: to add to the complement of the IPv4, TCP and UDP checksum */
-	__u16 l4_delta; /* ports or identifier: likewise of TCP, UDP, ICMP. 0 is none, not 0xffff */
+	__u32 state; /* enum nat_flow_state */
 	__u64 hop;
-	__u32 hop_checked; /* ticks */
+	__u64 bytes;       /* of IPv4 */
+	__u32 packets;     /* the low 32 bits: nat_flow_rest */
 	__u32 seen;        /* ticks: last packet of this direction */
-	__u64 packets;
-	__u64 bytes;   /* of IPv4 */
-	__u32 rule;    /* nat_rule.id that made the session */
-	__u32 created; /* owner: ticks. Peer: index of the external address of the owner's source */
-	__u16 mtu;     /* of the egress interface, 0 unknown */
-	__u16 in_link; /* link this direction's packets must come from, plus 1; 0 any of the side */
-	__u32 state;   /* enum nat_flow_state */
+	__u32 other;       /* number of the session's other flow */
+	__u16 mtu;         /* of the egress interface, 0 unknown */
+	__u16 hop_checked; /* ticks */
 };
 
-enum nat_direction { NAT_OWNER, NAT_PEER, NAT_DIRECTIONS };
-
-/* Three cache lines: the keys by which packets of either direction are known, the owner's
- * flow, the peer's. */
-struct nat_session {
-	struct nat_flow_key keys[NAT_DIRECTIONS];
-	__u64 zero[4];
-	struct nat_flow flows[NAT_DIRECTIONS];
+/* What packets do not need of a flow, by its number. */
+struct nat_flow_rest {
+	__u32 rule;    /* owner: nat_rule.id that made the session. Peer: index of the external
+			  address of the owner's source */
+	__u32 created; /* owner: ticks. Peer: how often bit 31 of the peer's packets (high half) and
+			  of the owner's (low half) has changed: GC looks more often than it can */
 };
 
 enum nat_bucket_limit { NAT_BUCKET_ENTRIES = 7 };
@@ -583,7 +582,7 @@ struct nat_control {
 
 /* How much is in use. A line each: packets of all CPUs write. */
 struct nat_counts {
-	__u32 sessions; /* numbers that were in use once; the others come from free_sessions */
+	__u32 sessions; /* whose numbers were in use once; the others come from free_flows */
 	__u32 zero[15];
 	__u32 mappings; /* that there are */
 	__u32 zeros[15];
@@ -692,7 +691,7 @@ struct nat_log {
 #define NAT_ASSERT(condition) _Static_assert(condition, #condition)
 NAT_ASSERT(sizeof(struct nat_flow_key) == 16);
 NAT_ASSERT(sizeof(struct nat_flow) == 64);
-NAT_ASSERT(sizeof(struct nat_session) == 192);
+NAT_ASSERT(sizeof(struct nat_flow_rest) == 8);
 NAT_ASSERT(sizeof(struct nat_bucket) == 64);
 NAT_ASSERT(sizeof(struct nat_control) == 128);
 NAT_ASSERT(sizeof(struct nat_mapping_key) == 8);

@@ -38,6 +38,10 @@ static __always_inline void count_add(__u32 reason)
 		s->packets[reason]++;
 }
 
+struct event_totals {
+	__u64 packets[2], bytes[2]; /* of the owner, the peer */
+};
+
 static __always_inline struct nat_event *event_begin(enum nat_event_kind kind)
 {
 	struct nat_event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
@@ -55,28 +59,27 @@ static __always_inline struct nat_event *event_begin(enum nat_event_kind kind)
 	return e;
 }
 
-/* A session was made or has ended: its owner's key and flow, and how much went the
- * other way. */
-SUBPROGRAM void event_session(enum nat_event_kind kind, const struct nat_flow_key *key,
-			      const struct nat_flow *owner, const struct nat_flow *peer)
+/* A session was made, by the rule with that id, or has ended: its owner's flow, and how much there
+ * was of each direction's packets. */
+SUBPROGRAM void event_session(enum nat_event_kind kind, const struct nat_flow *owner, __u32 rule,
+			      const struct event_totals *totals)
 {
 	struct nat_event *e = event_begin(kind);
 
 	if (!e)
 		return;
-	e->key = *key;
+	e->key = owner->key;
+	e->key.link = 0;
 	e->src = owner->src;
 	e->dst = owner->dst;
 	e->sport = owner->sport;
 	e->dport = owner->dport;
-	e->rule = owner->rule;
-	if (kind == NAT_EVENT_DELETE) {
-		e->packets[0] = owner->packets;
-		e->bytes[0] = owner->bytes;
-		if (peer) {
-			e->packets[1] = peer->packets;
-			e->bytes[1] = peer->bytes;
-		}
+	e->rule = rule;
+	if (totals) {
+		e->packets[0] = totals->packets[0];
+		e->bytes[0] = totals->bytes[0];
+		e->packets[1] = totals->packets[1];
+		e->bytes[1] = totals->bytes[1];
 	}
 	bpf_ringbuf_submit(e, 0);
 }

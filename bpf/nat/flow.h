@@ -20,11 +20,6 @@ enum flow_limit {
 	FLOW_PIECES = PACKET_CUT | PACKET_FRAGMENT_FIRST | PACKET_FRAGMENT_LATER,
 };
 
-static __always_inline __u32 flow_state(const struct nat_flow *flow)
-{
-	return *(const volatile __u32 *)&flow->state;
-}
-
 /* A packet of the flow is about to leave. Counters are plain additions: two CPUs at
  * once with packets of one direction may lose a count. */
 static __always_inline void flow_seen(const struct packet *packet, struct nat_flow *flow)
@@ -148,6 +143,13 @@ static __always_inline int flow_stranded(const struct nat_flow *flow)
 	       !bpf_map_lookup_elem(&address_indices, &src);
 }
 
+/* Whether the next hop is to be looked up again. */
+static __always_inline int flow_stale(const struct packet *packet, const struct nat_flow *flow)
+{
+	return (__u16)(packet->now - flow->hop_checked) >= ROUTE_CHECK_TICKS ||
+	       packet->now - flow->seen >= ROUTE_CHECK_TICKS;
+}
+
 /*
  * Looks up the FIB again, once a second or as long as there is no next hop. From XDP, a
  * neighbour that no packet has gone through the neighbour table for in that time is
@@ -184,16 +186,14 @@ static __always_inline int flow_reroute(struct ctx *ctx, struct packet *packet,
 	return GO_ON;
 }
 
-/* Whether a packet may be more than one of many: checked in one place, on every packet. */
+/* Whether a packet may be more than one of many: checked in one place, on every packet. state is
+ * flow_find's. */
 static __always_inline int flow_needs_slow_path(const struct packet *packet,
-						const struct nat_flow *flow)
+						const struct nat_flow *flow, __u32 state)
 {
-	__u32 state = flow_state(flow);
-
-	return state & (NAT_FLOW_DEAD | NAT_FLOW_GONE | NAT_FLOW_RETURNS) ||
+	return !flow_lives(state) || state & NAT_FLOW_RETURNS ||
 	       packet->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
-	       !(FLOW_STEADY >> (state & NAT_FLOW_TIMEOUT) & 1) ||
-	       packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS;
+	       !(FLOW_STEADY >> (state & NAT_FLOW_TIMEOUT) & 1) || flow_stale(packet, flow);
 }
 
 /* A SYN: lowers its MSS to what fits the links on both sides, so that it also holds for replies. */
@@ -258,7 +258,7 @@ GLOBAL int flow_update(struct ctx *ctx, struct packet *packet, struct nat_flow *
 		return NAT_DROP_BYPASS;
 	state = flow_state(flow);
 	reason = flow_wake(packet, flow);
-	if (reason == GO_ON && (packet->now - flow->hop_checked >= ROUTE_CHECK_TICKS || !flow->hop))
+	if (reason == GO_ON && (flow_stale(packet, flow) || !flow->hop))
 		reason = flow_reroute(ctx, packet, flow);
 	if (reason == GO_ON)
 		reason = route_carries(packet, flow->dst, flow->mtu);
@@ -315,13 +315,9 @@ static __always_inline void flow_exchange(struct nat_flow_key *key, struct nat_f
 static __always_inline struct nat_flow *flow_receiver(struct nat_flow_key *key,
 						      struct nat_flow *out)
 {
-	__u32 direction = 0;
-	struct nat_session *s;
-
 	flow_exchange(key, out);
 	key->side = NAT_OUTSIDE;
-	s = flow_look(key, &direction);
-	return s ? flow_at(s, direction) : NULL;
+	return flow_look(key);
 }
 
 static __always_inline void flow_received(struct nat_flow_key *key, struct nat_flow *out)
@@ -345,8 +341,6 @@ static __noinline struct nat_flow *flow_enter(struct packet *packet, struct nat_
 	else
 		*reason = session_begin(packet) ? session_enters() : NAT_DROP_BYPASS;
 	flow_received(&packet->key, out);
-	if (to && *reason == GO_ON)
-		to->seen = packet->now;
 	return to;
 }
 
@@ -360,14 +354,14 @@ GLOBAL int flow_join(struct ctx *ctx, struct packet *packet, struct nat_flow *ou
 	if (!packet || !out || !to)
 		return NAT_DROP_BYPASS;
 	clamp = (out->state | to->state) & NAT_FLOW_CLAMP;
-	if (packet->now - to->hop_checked >= ROUTE_CHECK_TICKS || !to->hop)
+	if (flow_stale(packet, to) || !to->hop)
 		reason = flow_reroute(ctx, packet, to);
 	if (reason == GO_ON && packet->tcp_flags & TCP_SYN && clamp)
 		reason = flow_clamp(ctx, packet, to->mtu);
 	if (reason != GO_ON)
 		return reason;
+	to->seen = packet->now;
 	*out = *to;
-	session_deltas(&packet->key, out);
 	return GO_ON;
 }
 
@@ -420,9 +414,7 @@ GLOBAL int flow_hairpin(struct ctx *ctx, struct packet *packet, struct nat_flow 
 /* The session has counted the packet that opened it, and tc will again. */
 static __always_inline void flow_uncount(const struct packet *packet)
 {
-	__u32 direction = 0;
-	struct nat_session *s = flow_look(&packet->key, &direction);
-	struct nat_flow *flow = s ? flow_at(s, direction) : NULL;
+	struct nat_flow *flow = flow_look(&packet->key);
 
 	if (flow && flow->packets) {
 		flow->packets -= packet->segments;
@@ -549,7 +541,7 @@ static __noinline int flow_moved(struct ctx *ctx, struct packet *packet, struct 
 	if (route_find(ctx, packet, packet->key.dst, packet->key.src, &back) != GO_ON ||
 	    back.link != in)
 		return NAT_DROP_SPOOFED;
-	flow->in_link = in;
+	flow->key.link = in;
 	return GO_ON;
 }
 
@@ -581,22 +573,23 @@ GLOBAL int flow_side(struct packet *packet)
 
 static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet)
 {
-	struct nat_flow *flow = flow_find(&packet->key);
+	__u32 state = 0;
+	struct nat_flow *flow = flow_find(&packet->key, &state);
 	struct nat_link *in;
 	int reason;
 
 	if (unlikely(!flow))
 		return flow_open(ctx, packet);
-	if (flow->in_link) {
-		in = link_get(flow->in_link);
+	if (flow->key.link) {
+		in = link_get(flow->key.link);
 		if (unlikely(!in || in->ifindex != packet->ifindex)) {
 			reason = flow_moved(ctx, packet, flow);
 			if (reason != GO_ON)
 				return reason;
 		}
 	}
-	if (unlikely(flow_needs_slow_path(packet, flow))) {
-		if (!(flow_state(flow) & NAT_FLOW_RETURNS))
+	if (unlikely(flow_needs_slow_path(packet, flow, state))) {
+		if (!(state & NAT_FLOW_RETURNS))
 			return flow_slow_path(ctx, packet, flow);
 		reason = flow_hairpin(ctx, packet, flow);
 		return reason == GO_ON ? flow_open(ctx, packet) : reason;

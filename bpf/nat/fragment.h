@@ -149,7 +149,6 @@ static __always_inline int fragment_later(const struct packet *packet, struct na
 	__builtin_memset(out, 0, sizeof(*out));
 	out->src = first->src;
 	out->dst = first->dst;
-	session_deltas(&packet->key, out);
 	return GO_ON;
 }
 
@@ -461,7 +460,7 @@ struct release {
 	struct held_key key;
 	__u32 now;
 	__s32 limit; /* time-out */
-	__u32 l3, mtu, ifindex;
+	__u32 l3, mtu, ifindex, l3_delta;
 	__u32 id; /* in network order, 0 as they are */
 };
 
@@ -491,7 +490,7 @@ static long fragment_release_next(__u32 slot, struct release *r)
 	if (r->flow) {
 		ip.src = r->flow->src;
 		ip.dst = r->flow->dst;
-		rewrite_ttl(&ip, r->flow->l3_delta);
+		rewrite_ttl(&ip, r->l3_delta);
 		if (r->id) {
 			ip.check = checksum_add(ip.check, delta_word(ip.id, r->id));
 			ip.id = r->id;
@@ -527,6 +526,7 @@ GLOBAL int fragment_release(struct ctx *ctx, const struct packet *packet,
 	r.now = packet->now;
 	r.l3 = packet->l3;
 	r.mtu = flow ? flow->mtu : 0;
+	r.l3_delta = flow ? rewrite_l3_delta(&packet->key, flow) : 0;
 	fragment_key(packet, &r.key.datagram);
 	count = bpf_map_lookup_elem(&held_datagrams, &r.key.datagram);
 	if (!count)

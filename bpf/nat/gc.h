@@ -3,7 +3,7 @@
  * Garbage collection: removes sessions that have expired, ports after their hold-down, and
  * fragments. Called by a timer, a slice of work at a time: the packets of this CPU wait for it.
  *
- * Sessions are looked at in the order of their numbers, round and round. The two queues
+ * Flows are looked at in the order of their numbers, round and round. The two queues
  * have one reader, this one, so what is looked at (peek) is what is taken out next (pop);
  * they are in order of time, so the head shows whether there is anything to do.
  */
@@ -19,15 +19,15 @@ enum gc_limit {
 	GC_BUSY_NS = 400000,   /* if not */
 	GC_IDLE_NS = 10000000, /* and if none are left */
 	GC_ROUND_TICKS = 953,  /* a second: no session is looked at more often */
-	GC_LOOK_AT_CLOCK = 4,  /* sessions, or ports, between two looks at the clock */
-	GC_SESSIONS = 1024,    /* at most in a slice, with words of session_bits */
+	GC_LOOK_AT_CLOCK = 4,  /* flows, or ports, between two looks at the clock */
+	GC_FLOWS = 1024,       /* at most in a slice, with words of flow_bits */
 	GC_QUEUED = 64,        /* ports, and fragments, at most in a slice */
 };
 
 /* The timer, and where it is on its round. */
 struct gc {
 	struct bpf_timer timer;
-	__u32 next;    /* number of the session to look at, or of none */
+	__u32 next;    /* number of the flow to look at, or of none */
 	__u32 began;   /* ticks: the round */
 	__u32 resumes; /* ticks: not before, the last round was short */
 	__u32 paused;  /* the round is over, wait for resumes */
@@ -36,7 +36,7 @@ struct gc {
 /* One slice. */
 struct slice {
 	struct gc *gc;
-	__u32 numbers; /* of sessions, that were in use once */
+	__u32 numbers; /* of flows, that were in use once */
 	const struct nat_config *config;
 	__u64 began_ns;
 	__u32 now;
@@ -87,68 +87,94 @@ static __always_inline void gc_reservation(const struct nat_flow_key *key, __u32
 	r->internal.port = r->internal.class == NAT_ICMP ? key->sport | key->dport : key->sport;
 }
 
+/* Somebody reads the events: the end of one. */
+SUBPROGRAM void gc_event(const struct nat_flow *owner, const struct nat_flow *peer)
+{
+	const struct nat_flow_rest *first = flow_rest(peer->other),
+				   *second = flow_rest(owner->other);
+	struct event_totals totals;
+
+	if (!first || !second)
+		return;
+	totals.packets[0] = flow_packets(owner, second->created);
+	totals.packets[1] = flow_packets(peer, second->created >> FLOW_CARRIED_SHIFT);
+	totals.bytes[0] = owner->bytes;
+	totals.bytes[1] = peer->bytes;
+	event_session(NAT_EVENT_DELETE, owner, first->rule, &totals);
+}
+
 /*
  * Removes a session that this CPU has made GONE. Its reservations are released after its
- * keys: until then the mapping and its port are in use. Its number comes last.
+ * keys: until then the mapping and its port are in use. Its numbers come last.
  */
-SUBPROGRAM void gc_remove(struct slice *s, __u32 number, struct nat_session *session)
+SUBPROGRAM void gc_remove(struct slice *s, struct nat_flow *owner, struct nat_flow *peer)
 {
-	const struct nat_flow_key *key = &session->keys[NAT_OWNER];
-	struct nat_flow *owner = &session->flows[NAT_OWNER], *peer = &session->flows[NAT_PEER];
+	__u32 number = peer->other, other = owner->other, created;
+	const struct nat_flow_rest *first = flow_rest(number), *second = flow_rest(other);
 	struct reservation source = {}, target = {};
-	__u64 *bits = flow_bits(number);
+	__u64 *bits = flow_bits_at(number);
 
-	gc_reservation(key, state_read(owner), &source);
+	gc_reservation(&owner->key, state_read(owner), &source);
 	source.port = owner->sport;
-	source.address = peer->created;
-	gc_reservation(&session->keys[NAT_PEER], state_read(peer), &target);
+	source.address = second ? second->rule : 0;
+	created = first ? first->created : s->now;
+	gc_reservation(&peer->key, state_read(peer), &target);
 	if (s->config->flags & NAT_CONFIG_EVENTS)
-		event_session(NAT_EVENT_DELETE, key, owner, peer);
+		gc_event(owner, peer);
 	if (log_wants(NAT_LOG_SESSIONS))
-		log_session(NAT_LOG_ENDED, key, owner, s->now - owner->created);
-	flow_remove(&session->keys[NAT_PEER], number, NAT_PEER);
-	flow_remove(key, number, NAT_OWNER);
-	reservation_drop(&source, addr_word(key->dst), s->now);
-	reservation_drop(&target, addr_word(key->dst), s->now);
+		log_session(NAT_LOG_ENDED, &owner->key, owner, s->now - created);
+	flow_remove(&peer->key, other);
+	flow_remove(&owner->key, number);
+	reservation_drop(&source, addr_word(owner->key.dst), s->now);
+	reservation_drop(&target, addr_word(owner->key.dst), s->now);
 	count_add(NAT_EXPIRED);
 	s->ended++;
 	if (bits)
-		__sync_fetch_and_and(bits, ~(1ULL << number % 64));
+		__sync_fetch_and_and(bits, ~flow_bits_of(number));
 	flow_give(number);
 }
 
-/* One session a step further; see state.h. */
-static __always_inline void gc_session(struct slice *s, __u32 number)
+/* One session a step further, by its owner; see state.h. */
+static __always_inline void gc_session(struct slice *s, struct nat_flow *owner)
 {
-	struct nat_session *session = flow_session(number);
-	struct nat_flow *owner, *peer;
-	__u32 state;
+	struct nat_flow *peer = flow_other(owner);
+	__u32 state = state_read(owner);
 
-	if (!session)
+	if (!peer)
 		return;
-	owner = &session->flows[NAT_OWNER];
-	peer = &session->flows[NAT_PEER];
-	state = state_read(owner);
 	if (!(state & NAT_FLOW_DEAD)) {
 		if (state_expired(owner, peer, s->config, s->now)) {
-			state_kill(session, s->now);
+			state_kill(owner, peer, s->now);
 			s->ended++;
 		}
 		return;
 	}
 	if (!(state_read(peer) & NAT_FLOW_DEAD)) {
 		/* A revival and a death crossed: packets may have used the peer until now. */
-		state_kill(session, s->now);
+		state_kill(owner, peer, s->now);
 		return;
 	}
-	if ((__s32)(s->now - owner->hop_checked) <= NAT_DEAD_TICKS ||
-	    !state_replace(owner, state, state | NAT_FLOW_GONE))
+	if (!state_long_dead(owner, s->now) || !state_replace(owner, state, state | NAT_FLOW_GONE))
 		return;
 	__sync_fetch_and_or(&peer->state, NAT_FLOW_GONE);
-	gc_remove(s, number, session);
+	gc_remove(s, owner, peer);
 }
 
-/* The next session of the round, or a word of session_bits without any; 1 ends the slice. */
+static __always_inline void gc_flow(struct slice *s, __u32 number)
+{
+	struct nat_flow *flow = flow_at(number);
+	__u32 state = flow ? state_read(flow) : 0;
+
+	if (!(state & NAT_FLOW_MADE))
+		return; /* not yet */
+	flow_carry(flow);
+	if (!(state & NAT_FLOW_OWNER))
+		return;
+	s->looked++;
+	gc_session(s, flow);
+}
+
+/* The next flow of the round, or a word of flow_bits without any; 1 ends the slice. */
 static long gc_next(__u32 n, struct slice *s)
 {
 	struct gc *gc = s->gc;
@@ -157,7 +183,7 @@ static long gc_next(__u32 n, struct slice *s)
 
 	if (gc_over(s, n, GC_SLICE_NS))
 		return 1;
-	word = number < s->numbers ? flow_bits(number) : NULL;
+	word = number < s->numbers ? flow_bits_at(number) : NULL;
 	if (!word) {
 		gc->next = 0;
 		gc->paused = 1;
@@ -171,8 +197,7 @@ static long gc_next(__u32 n, struct slice *s)
 	}
 	number += bit_lowest(left);
 	gc->next = number + 1;
-	s->looked++;
-	gc_session(s, number);
+	gc_flow(s, number);
 	return 0;
 }
 
@@ -187,8 +212,8 @@ static __always_inline void gc_sessions(struct slice *s)
 	if (gc->paused || !gc->next)
 		gc->began = s->now;
 	gc->paused = 0;
-	s->numbers = n ? *(volatile __u32 *)&n->sessions : 0;
-	if (bpf_loop(GC_SESSIONS, gc_next, s, 0) == GC_SESSIONS)
+	s->numbers = n ? 2 * *(volatile __u32 *)&n->sessions : 0;
+	if (bpf_loop(GC_FLOWS, gc_next, s, 0) == GC_FLOWS)
 		s->more = 1;
 }
 

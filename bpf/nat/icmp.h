@@ -102,7 +102,7 @@ static __noinline int icmp_parse(struct ctx *ctx, const struct packet *packet, s
 	inner->key.dst = ip.src;
 	inner->key.protocol = ip.protocol;
 	inner->key.side = packet->key.side;
-	inner->key.zero = 0;
+	inner->key.link = 0;
 	inner->key.sport = 0;
 	inner->key.dport = 0;
 	if (ip.protocol == TCP || ip.protocol == UDP || ip.protocol == UDPLITE) {
@@ -137,7 +137,6 @@ static __always_inline int icmp_return(const struct packet *packet, struct nat_f
 	if (!to)
 		return NAT_DROP_NO_SESSION;
 	*out = *to;
-	session_deltas(key, out);
 	return (state | out->state) & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ? NAT_DROP_NO_SESSION : GO_ON;
 }
 
@@ -145,12 +144,11 @@ static __always_inline int icmp_return(const struct packet *packet, struct nat_f
 static __always_inline int icmp_find(struct ctx *ctx, struct packet *packet,
 				     struct nat_flow_key *key, struct nat_flow *out)
 {
-	__u32 direction = 0;
-	struct nat_session *s = flow_look(key, &direction);
+	struct nat_flow *flow = flow_look(key);
 
-	if (!s)
+	if (!flow)
 		return flow_stateless(ctx, packet, key, out);
-	*out = *flow_at(s, direction);
+	*out = *flow;
 	if (out->state & NAT_FLOW_RETURNS)
 		return icmp_return(packet, key, out);
 	return out->state & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ? NAT_DROP_NO_SESSION : GO_ON;
@@ -183,13 +181,15 @@ static __noinline int icmp_rewrite(struct ctx *ctx, const struct inner *inner,
 {
 	struct nat_addr addresses[2] = {flow->dst, flow->src};
 	__be16 ports[2] = {flow->dport, flow->sport};
-	__u32 l4 = inner->l4, both = flow->l3_delta + flow->l4_delta, zero = 0;
+	__u16 l3_delta = rewrite_l3_delta(&inner->key, flow);
+	__u16 l4_delta = rewrite_l4_delta(&inner->key, flow);
+	__u32 l4 = inner->l4, both = l3_delta + l4_delta, zero = 0;
 	__u8 protocol = inner->key.protocol;
 	int reason;
 
-	*outer = flow->l4_delta;
+	*outer = l4_delta;
 	reason = icmp_inner_checksum(ctx, inner->l3 + __builtin_offsetof(struct ipv4, check),
-				     flow->l3_delta, 0, &zero);
+				     l3_delta, 0, &zero);
 	if (reason != GO_ON)
 		return reason;
 	if (ctx_store(ctx, inner->l3 + __builtin_offsetof(struct ipv4, src), addresses,
@@ -200,7 +200,7 @@ static __noinline int icmp_rewrite(struct ctx *ctx, const struct inner *inner,
 			      inner->key.sport ? &ports[1] : &ports[0], sizeof(ports[0])))
 			return NAT_DROP_REWRITE;
 		return icmp_inner_checksum(ctx, l4 + __builtin_offsetof(struct icmp, check),
-					   flow->l4_delta, 0, outer);
+					   l4_delta, 0, outer);
 	}
 	if (protocol != TCP && protocol != UDP && protocol != UDPLITE)
 		return GO_ON;
@@ -306,7 +306,6 @@ GLOBAL int icmp_error(struct ctx *ctx, struct packet *packet)
 		return reason;
 	if (!addr_equal(inner.key.src, packet->key.src) && packet->key.side == NAT_OUTSIDE)
 		flow->src = packet->key.src;
-	session_deltas(&packet->key, flow);
 	flow->mtu = 0;
 	reason = flow_send(ctx, packet, flow);
 	if (reason < NAT_TRANSLATED_IN)

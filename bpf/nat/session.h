@@ -31,6 +31,7 @@ struct new_session {
 	struct reservation source; /* the packet's sender */
 	struct reservation target; /* its receiver, if it has the mapping that was addressed */
 	__u32 flags;               /* enum nat_flow_state, of the owner */
+	__u32 rule;                /* nat_rule.id */
 	__u8 by_mapping;           /* the destination is translated by the mapping that has it */
 	__u8 refused; /* enum nat_reason: its port is a session's, which others can't use */
 	struct nat_flow owner;
@@ -68,10 +69,10 @@ static __always_inline int session_opens(const struct packet *p)
 	}
 }
 
-static __always_inline void session_rule(const struct packet *p, struct nat_flow *out,
-					 struct new_session *new, const struct nat_rule *rule)
+static __always_inline void session_rule(const struct packet *p, struct new_session *new,
+					 const struct nat_rule *rule)
 {
-	out->rule = rule->id;
+	new->rule = rule->id;
 	if (rule->kind != NAT_RULE_STATELESS)
 		new->verdict.sessions = 1;
 	if (rule->flags & NAT_RULE_CLAMP_MSS && p->class == NAT_TCP)
@@ -123,7 +124,7 @@ SUBPROGRAM int session_destination(const struct packet *p, struct nat_flow *out,
 	if (!rule)
 		return NAT_DROP_BYPASS;
 	new->verdict.by_rule = 1;
-	session_rule(p, out, new, rule);
+	session_rule(p, new, rule);
 	if (rule->kind == NAT_RULE_FORWARD)
 		return rule_forward(rule, new->slot, p->key.src, &out->dst, &out->dport);
 	out->dst = rule_map_address(rule, p->key.dst);
@@ -431,16 +432,6 @@ static __always_inline int session_source(struct ctx *ctx, const struct packet *
 
 /* --- 6) both flows -------------------------------------------------------------- */
 
-/* The deltas of a packet with that key, for rewrite.h: l3_delta for the IPv4 header and
- * the pseudo-header, l4_delta for ports or the identifier. */
-static __always_inline void session_deltas(const struct nat_flow_key *key, struct nat_flow *flow)
-{
-	flow->l3_delta =
-		delta_fold(delta_address(key->src, flow->src) + delta_address(key->dst, flow->dst));
-	flow->l4_delta = delta_fold(delta_word(key->sport, flow->sport) +
-				    delta_word(key->dport, flow->dport));
-}
-
 static __always_inline __u32 session_reserved(const struct reservation *r)
 {
 	__u32 whole =
@@ -454,41 +445,43 @@ static __always_inline __u32 session_reserved(const struct reservation *r)
 static __always_inline void session_peer(const struct packet *p, struct nat_flow *peer,
 					 const struct new_session *new)
 {
+	peer->key = new->other;
 	peer->src = p->key.dst;
 	peer->dst = p->key.src;
 	peer->sport = p->key.dport;
 	peer->dport = p->key.sport;
-	session_deltas(&new->other, peer);
 	peer->hop = 0;
-	peer->hop_checked = 0;
+	state_stale(peer, p->now);
 	peer->seen = p->now;
 	peer->packets = 0;
 	peer->bytes = 0;
-	peer->rule = new->owner.rule;
-	peer->created = new->source.address;
 	peer->mtu = 0;
-	peer->in_link = 0;
-	peer->state = (state_open(p) & NAT_FLOW_TIMEOUT) |
-		      (new->flags &(NAT_FLOW_HAIRPIN | NAT_FLOW_CLAMP | NAT_FLOW_RETURNS)) |
-		      session_reserved(&new->target) |
-		      (p->key.side == NAT_OUTSIDE ? NAT_FLOW_PEER_OUTSIDE : 0) |
-		      (new->verdict.side == NAT_INSIDE ? NAT_FLOW_OUTBOUND : 0);
+}
+
+static __always_inline __u32 session_peer_state(const struct packet *p,
+						const struct new_session *new)
+{
+	return NAT_FLOW_MADE | (state_open(p) & NAT_FLOW_TIMEOUT) |
+	       (new->flags &(NAT_FLOW_HAIRPIN | NAT_FLOW_CLAMP | NAT_FLOW_RETURNS)) |
+	       session_reserved(&new->target) |
+	       (p->key.side == NAT_OUTSIDE ? NAT_FLOW_PEER_OUTSIDE : 0) |
+	       (new->verdict.side == NAT_INSIDE ? NAT_FLOW_OUTBOUND : 0);
 }
 
 static __always_inline void session_owner(const struct packet *p, struct nat_flow *owner,
 					  const struct new_session *new)
 {
-	session_deltas(&p->key, owner);
+	owner->key = p->key;
 	owner->hop = new->verdict.hop;
 	owner->mtu = new->verdict.mtu;
 	owner->hop_checked = new->verdict.found;
 	owner->seen = p->now;
-	owner->created = p->now;
 	owner->packets = p->segments;
 	owner->bytes = p->bytes;
-	owner->state = state_open(p) | NAT_FLOW_OWNER | new->flags | session_reserved(&new->source);
+	owner->state = NAT_FLOW_MADE | state_open(p) | NAT_FLOW_OWNER | new->flags |
+		       session_reserved(&new->source);
 	if (p->key.side == NAT_INSIDE) {
-		owner->in_link = new->verdict.in;
+		owner->key.link = new->verdict.in;
 		owner->state |= NAT_FLOW_OUTBOUND;
 	}
 	if (new->verdict.side == NAT_OUTSIDE)
@@ -504,19 +497,15 @@ static __always_inline void session_owner(const struct packet *p, struct nat_flo
 static __always_inline int session_adopt(const struct packet *p, struct nat_flow *out,
 					 struct new_session *new)
 {
-	__u32 direction = 0;
-	struct nat_session *s = flow_look(&p->key, &direction);
-	struct nat_flow *flow;
+	struct nat_flow *flow = flow_look(&p->key);
 
-	if (s) {
-		flow = flow_at(s, direction);
-		if (state_read(flow) & (NAT_FLOW_DEAD | NAT_FLOW_GONE))
+	if (flow) {
+		if (!flow_lives(state_read(flow)))
 			return NAT_DROP_RACE;
 		*out = *flow;
 		return E_EXIST;
 	}
-	s = flow_look(&new->other, &direction);
-	flow = s ? flow_at(s, direction) : NULL;
+	flow = flow_look(&new->other);
 	if (flow && (!addr_equal(flow->src, p->key.dst) || !addr_equal(flow->dst, p->key.src) ||
 		     flow->sport != p->key.dport || flow->dport != p->key.sport))
 		return NAT_DROP_NO_PORT;
@@ -531,23 +520,56 @@ static __always_inline int session_refused(const struct packet *p, struct nat_fl
 	return error == E_TOO_BIG ? NAT_DROP_SESSIONS_FULL : NAT_DROP_RACE;
 }
 
+/* Writes the flow of the session's owner: all but its state. */
+static __always_inline void session_write(const struct nat_flow *from, struct nat_flow *owner,
+					  __u32 other)
+{
+	owner->key = from->key;
+	owner->src = from->src;
+	owner->dst = from->dst;
+	owner->sport = from->sport;
+	owner->dport = from->dport;
+	owner->hop = from->hop;
+	owner->bytes = from->bytes;
+	owner->packets = from->packets;
+	owner->seen = from->seen;
+	owner->other = other;
+	owner->mtu = from->mtu;
+	owner->hop_checked = from->hop_checked;
+}
+
+/* Makes both keys lead to the session's flows: the peer's first, so that when the owner's does the
+ * replies are known. Then packets may use them. */
+static __always_inline int session_enter(const struct new_session *new, __u32 number,
+					 struct nat_flow *owner, struct nat_flow *peer)
+{
+	int error = flow_insert(&new->other, number + 1);
+
+	if (error)
+		return error;
+	error = flow_insert(&new->packet.key, number);
+	if (error) {
+		flow_remove(&new->other, number + 1);
+		return error;
+	}
+	__sync_lock_test_and_set(&peer->state, session_peer_state(&new->packet, new));
+	__sync_lock_test_and_set(&owner->state, new->owner.state);
+	return 0;
+}
+
 /*
- * Writes the session and makes both keys lead to it: the peer's first, so that when the
- * owner's does the replies are known. Of two CPUs that open the same session one
- * inserts each key; who fails takes back what it inserted, and adopts. The peer's key can
- * also belong to another session: session_other_port.
- *
- * What is taken back was in the table for some nanoseconds, not for NAT_DEAD_TICKS: a
- * reply that came in between could meet memory that is used again. But nothing was sent that
- * it could be a reply to.
+ * Makes the session. Of two CPUs that open the same one one inserts each key; who fails takes back
+ * what it inserted, and adopts. The peer's key can also belong to another session:
+ * session_other_port. Whoever finds one of the keys before both lead to it finds the flow GONE: not
+ * there, and no memory to use.
  *
  * E_EXIST: *out is another CPU's flow.
  */
 GLOBAL int session_insert(struct new_session *new)
 {
+	struct nat_flow_rest *first, *second;
+	struct nat_flow *out, *owner, *peer;
 	const struct packet *p;
-	struct nat_session *s;
-	struct nat_flow *out;
 	__u32 number;
 	__u64 *bits;
 	__s64 taken;
@@ -561,24 +583,27 @@ GLOBAL int session_insert(struct new_session *new)
 	if (taken < 0)
 		return NAT_DROP_SESSIONS_FULL;
 	number = taken;
-	s = flow_session(number);
-	bits = flow_bits(number);
-	if (!s || !bits)
+	owner = flow_at(number);
+	peer = flow_at(number + 1);
+	first = flow_rest(number);
+	second = flow_rest(number + 1);
+	bits = flow_bits_at(number);
+	if (!owner || !peer || !first || !second || !bits)
 		return NAT_DROP_BYPASS; /* cannot happen: there is room for every number */
 	session_owner(p, out, new);
 	state_other_key(&p->key, out, &new->other);
-	s->keys[NAT_OWNER] = p->key;
-	s->keys[NAT_PEER] = new->other;
-	s->flows[NAT_OWNER] = *out;
-	session_peer(p, &s->flows[NAT_PEER], new);
-	error = flow_insert(&new->other, number, NAT_PEER);
+	*(volatile __u32 *)&owner->state = NAT_FLOW_GONE;
+	*(volatile __u32 *)&peer->state = NAT_FLOW_GONE;
+	session_write(out, owner, number + 1);
+	session_peer(p, peer, new);
+	peer->other = number;
+	first->rule = new->rule;
+	first->created = p->now;
+	second->rule = new->source.address;
+	second->created = 0;
+	error = session_enter(new, number, owner, peer);
 	if (!error) {
-		error = flow_insert(&p->key, number, NAT_OWNER);
-		if (error)
-			flow_remove(&new->other, number, NAT_PEER);
-	}
-	if (!error) {
-		__sync_fetch_and_or(bits, 1ULL << number % 64);
+		__sync_fetch_and_or(bits, flow_bits_of(number));
 		return GO_ON;
 	}
 	flow_give(number);
@@ -686,14 +711,14 @@ static __always_inline int session_evaluate(struct ctx *ctx, const struct packet
 			rule = rule_get(new->slot, d->source);
 			if (!rule)
 				return NAT_DROP_BYPASS;
-			session_rule(p, out, new, rule);
+			session_rule(p, new, rule);
 		}
 	}
 	if (d->source == RULE_NONE && !d->by_rule && !new->by_mapping)
 		return NAT_PASS_NO_RULE;
 	d->to = out->dst;
 	d->to_port = out->dport;
-	d->rule = out->rule;
+	d->rule = new->rule;
 	d->flags = new->flags;
 	return session_spoofed(ctx, p, new);
 }
@@ -715,7 +740,7 @@ SUBPROGRAM int session_verdict(struct ctx *ctx, const struct packet *p, struct n
 	if (known) {
 		out->dst = new->verdict.to;
 		out->dport = new->verdict.to_port;
-		out->rule = new->verdict.rule;
+		new->rule = new->verdict.rule;
 		new->flags = new->verdict.flags;
 		return GO_ON;
 	}
@@ -895,7 +920,7 @@ GLOBAL int session_make(struct ctx *ctx)
 			if (new->flags &(NAT_FLOW_HAIRPIN | NAT_FLOW_RETURNS))
 				count_add(NAT_HAIRPINNED);
 			if (new->config & NAT_CONFIG_EVENTS)
-				event_session(NAT_EVENT_CREATE, &p->key, out, NULL);
+				event_session(NAT_EVENT_CREATE, out, new->rule, NULL);
 			if (log_wants(NAT_LOG_SESSIONS))
 				log_session(NAT_LOG_CREATED, &p->key, out, 0);
 			if (!new->refused)
@@ -974,47 +999,49 @@ GLOBAL int session_enters(void)
 
 GLOBAL int session_wake(void)
 {
-	__u32 zero = 0, slot, old, state, direction = 0;
+	__u32 zero = 0, slot, old, state;
 	struct new_session *new = bpf_map_lookup_elem(&new_sessions, &zero);
 	const struct nat_config *config = config_get(&slot);
-	struct nat_flow *owner, *peer;
+	struct nat_flow *flow, *other, *owner, *peer;
 	const struct packet *p;
-	struct nat_session *s;
 	struct nat_addr src;
 	int reason;
 
 	if (!new || !config)
 		return NAT_DROP_BYPASS;
 	p = &new->packet;
-	s = flow_look(&p->key, &direction);
-	if (!s)
+	flow = flow_look(&p->key);
+	other = flow ? flow_other(flow) : NULL;
+	if (!other)
 		return NAT_DROP_RACE;
-	owner = &s->flows[NAT_OWNER];
-	peer = &s->flows[NAT_PEER];
+	owner = state_is_owner(flow) ? flow : other;
+	peer = owner == flow ? other : flow;
 	old = state_read(owner);
-	if (old & NAT_FLOW_GONE)
+	if (!(old & NAT_FLOW_MADE) || old & NAT_FLOW_GONE)
 		return NAT_DROP_RACE;
 	if (old & NAT_FLOW_DEAD || state_expired(owner, peer, config, p->now)) {
 		src = owner->src;
 		if (old & NAT_FLOW_MASQUERADE && !bpf_map_lookup_elem(&address_indices, &src))
 			return NAT_DROP_RACE; /* the address moved: another is opened when this is
 						 removed */
-		state = direction == NAT_OWNER ? old : state_read(peer);
+		state = owner == flow ? old : state_read(peer);
 		reason = state & NAT_FLOW_OUTBOUND ? session_opens(p)
 						   : session_admits(new, config, slot);
 		if (reason != GO_ON)
 			return reason;
 		owner->seen = p->now;
 		peer->seen = p->now;
+		state_stale(owner, p->now);
+		state_stale(peer, p->now);
 		state = state_open(p);
-		if (direction != NAT_OWNER && p->class == NAT_TCP)
+		if (owner != flow && p->class == NAT_TCP)
 			state = state_tcp(0, p->tcp_flags, 0, 1);
 		state |= old & ~(STATE_TCP | NAT_FLOW_TIMEOUT | NAT_FLOW_DEAD);
 		/* If it is not as it was, another packet has revived it; or it was removed, and the
 		 * number may be another session's by now. */
 		if (!state_replace(owner, old, state) &&
 		    (state_read(owner) & (NAT_FLOW_DEAD | NAT_FLOW_GONE) ||
-		     !flow_is_at(s, direction, &p->key)))
+		     !flow_key_is(&flow->key, flow_words(&p->key))))
 			return NAT_DROP_RACE;
 		state_copy_timeout(owner, peer);
 	}
@@ -1031,29 +1058,28 @@ GLOBAL int session_wake(void)
 static __always_inline int session_revive(const struct packet *p, const struct nat_flow *flow)
 {
 	int reason = session_begin(p) ? session_wake() : NAT_DROP_BYPASS;
-	__u32 direction = 0;
-	struct nat_session *s;
 
 	if (reason != GO_ON)
 		return reason;
-	/* The flow's number may have become another session's, and another number the key's. */
-	s = flow_look(&p->key, &direction);
-	return s && flow_at(s, direction) == flow ? GO_ON : NAT_DROP_RACE;
+	/* The flow's number may have become another one's, and another number the key's. */
+	return flow_look(&p->key) == flow ? GO_ON : NAT_DROP_RACE;
 }
 
 /* Ends the session of a flow whose external address is no longer the gateway's. Its keys lead
  * to it no more, so that the next packet opens another; GC does the rest. */
 SUBPROGRAM void session_kill(const struct packet *p)
 {
-	__u64 entry = flow_entry(&p->key);
-	__u32 number = flow_number(table_value(entry));
-	struct nat_session *s = flow_session(number);
+	struct nat_flow *flow = flow_look(&p->key);
+	struct nat_flow *other = flow ? flow_other(flow) : NULL;
 
-	if (!entry || !s)
+	if (!other)
 		return;
-	state_kill(s, p->now);
-	flow_remove(&s->keys[NAT_OWNER], number, NAT_OWNER);
-	flow_remove(&s->keys[NAT_PEER], number, NAT_PEER);
+	if (state_is_owner(flow))
+		state_kill(flow, other, p->now);
+	else
+		state_kill(other, flow, p->now);
+	flow_remove(&flow->key, other->other);
+	flow_remove(&other->key, flow->other);
 }
 
 #endif

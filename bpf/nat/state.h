@@ -29,10 +29,11 @@
 
 #include "nat/count.h"
 #include "nat/flows.h"
-#include "lib/parse.h"
+#include "lib/route.h"
 
 enum state_limit {
-	STATE_TRIES = 16, /* lost compare-and-exchanges before the packet is given up */
+	STATE_DEAD_MOST = 60000, /* ticks, of 65536 that hop_checked can tell apart */
+	STATE_TRIES = 16,        /* lost compare-and-exchanges before the packet is given up */
 	STATE_TCP = NAT_FLOW_TCP_SYN_OWNER | NAT_FLOW_TCP_SYN_PEER | NAT_FLOW_TCP_FIN_OWNER |
 		    NAT_FLOW_TCP_FIN_PEER | NAT_FLOW_TCP_RST,
 	STATE_TCP_SYN = NAT_FLOW_TCP_SYN_OWNER | NAT_FLOW_TCP_SYN_PEER,
@@ -41,7 +42,12 @@ enum state_limit {
 
 static __always_inline __u32 state_read(const struct nat_flow *flow)
 {
-	return *(const volatile __u32 *)&flow->state;
+	return flow_state(flow);
+}
+
+static __always_inline int state_is_owner(const struct nat_flow *flow)
+{
+	return !!(state_read(flow) & NAT_FLOW_OWNER);
 }
 
 static __always_inline int state_replace(struct nat_flow *flow, __u32 old, __u32 new)
@@ -59,7 +65,7 @@ static __always_inline void state_other_key(const struct nat_flow_key *key,
 	other->dport = flow->sport;
 	other->protocol = key->protocol;
 	other->side = state_read(flow) & NAT_FLOW_PEER_OUTSIDE ? NAT_OUTSIDE : NAT_INSIDE;
-	other->zero = 0;
+	other->link = 0;
 }
 
 static __always_inline __u32 state_timeout(__u32 tcp)
@@ -159,19 +165,21 @@ GLOBAL int state_step(struct nat_flow *owner, struct nat_flow *peer, __u32 flags
  */
 static __always_inline int state_packet(const struct packet *p)
 {
-	__u32 direction = 0, begins, try;
-	struct nat_session *s;
+	struct nat_flow *flow, *other, *owner, *peer;
+	__u32 begins, try;
 	int reason;
 
 	if (p->class != NAT_TCP || state_impossible(p->tcp_flags))
 		return GO_ON;
-	s = flow_look(&p->key, &direction);
-	if (!s)
+	flow = flow_look(&p->key);
+	other = flow ? flow_other(flow) : NULL;
+	if (!other)
 		return NAT_DROP_RACE;
-	begins = direction == NAT_OWNER || state_read(&s->flows[NAT_PEER]) & NAT_FLOW_OUTBOUND;
+	owner = state_is_owner(flow) ? flow : other;
+	peer = state_is_owner(flow) ? other : flow;
+	begins = owner == flow || state_read(peer) & NAT_FLOW_OUTBOUND;
 	for (try = 0; try < STATE_TRIES; try++) {
-		reason = state_step(&s->flows[NAT_OWNER], &s->flows[NAT_PEER], p->tcp_flags,
-				    direction == NAT_OWNER, begins);
+		reason = state_step(owner, peer, p->tcp_flags, owner == flow, begins);
 		if (reason != E_BUSY)
 			return reason;
 	}
@@ -186,16 +194,18 @@ static __always_inline int state_packet(const struct packet *p)
 static __always_inline int state_expired(const struct nat_flow *owner, const struct nat_flow *peer,
 					 const struct nat_config *config, __u32 now)
 {
-	__u32 state = state_read(owner), other = state_read(peer),
-	      timeout = state & NAT_FLOW_TIMEOUT;
-	int all = config->flags & NAT_CONFIG_INBOUND_REFRESH ||
-		  !((state | other) & NAT_FLOW_OUTBOUND);
+	__u32 state = state_read(owner), other, timeout = state & NAT_FLOW_TIMEOUT;
+	int all = config->flags & NAT_CONFIG_INBOUND_REFRESH;
 	__s32 limit;
 
 	if (timeout >= NAT_TIMEOUTS)
 		return 1; /* cannot happen */
 	limit = config->timeouts[timeout];
 	if ((all || state & NAT_FLOW_OUTBOUND) && (__s32)(now - owner->seen) <= limit)
+		return 0; /* mostly, without waiting for the peer's memory */
+	other = state_read(peer);
+	all = all || !((state | other) & NAT_FLOW_OUTBOUND);
+	if (all && (__s32)(now - owner->seen) <= limit)
 		return 0;
 	if ((all || other & NAT_FLOW_OUTBOUND) && (__s32)(now - peer->seen) <= limit)
 		return 0;
@@ -203,12 +213,27 @@ static __always_inline int state_expired(const struct nat_flow *owner, const str
 }
 
 /* Ends the session. hop_checked of the owner becomes the time of its death: it has no
- * other use while DEAD, and is long past for a session that is revived. */
-static __always_inline void state_kill(struct nat_session *s, __u32 now)
+ * other use while DEAD. */
+static __always_inline void state_kill(struct nat_flow *owner, struct nat_flow *peer, __u32 now)
 {
-	s->flows[NAT_OWNER].hop_checked = now;
-	__sync_fetch_and_or(&s->flows[NAT_OWNER].state, NAT_FLOW_DEAD);
-	__sync_fetch_and_or(&s->flows[NAT_PEER].state, NAT_FLOW_DEAD);
+	owner->hop_checked = now;
+	__sync_fetch_and_or(&owner->state, NAT_FLOW_DEAD);
+	__sync_fetch_and_or(&peer->state, NAT_FLOW_DEAD);
+}
+
+/* Whether that was NAT_DEAD_TICKS ago. Of two clocks one may be a little behind; who comes late
+ * by a minute may have to come again. */
+static __always_inline int state_long_dead(const struct nat_flow *owner, __u32 now)
+{
+	__u16 since = now - owner->hop_checked;
+
+	return since > NAT_DEAD_TICKS && since < STATE_DEAD_MOST;
+}
+
+/* Makes a flow's next hop one that must be looked up. */
+static __always_inline void state_stale(struct nat_flow *flow, __u32 now)
+{
+	flow->hop_checked = now - ROUTE_CHECK_TICKS;
 }
 
 #endif

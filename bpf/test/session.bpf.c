@@ -25,7 +25,7 @@ static long open_one(__u32 n, struct test *t)
 /* Session number first + n of modulus, in an order that leaps about, as flow.h opens one. */
 static long open_scattered(__u32 n, struct test *t)
 {
-	__u32 flow, host;
+	__u32 flow, host, state;
 
 	if (!t->modulus)
 		return 1;
@@ -34,7 +34,8 @@ static long open_scattered(__u32 n, struct test *t)
 	t->packet.key.src = addr_of(bpf_htonl(0xc0a81000 + host));
 	t->packet.key.sport = bpf_htons(1024 + flow - host * 63);
 	t->packet.key.dst = addr_of(bpf_htonl(0xc6336409 + flow / 32768));
-	if (!flow_find(&t->packet.key) && session_open(t->ctx, &t->packet, &t->flow) == GO_ON)
+	if (!flow_find(&t->packet.key, &state) &&
+	    session_open(t->ctx, &t->packet, &t->flow) == GO_ON)
 		t->opened++;
 	return 0;
 }

@@ -218,14 +218,6 @@ const (
 	abiNatDestinationKindNAT_INTERNAL_HOSTS abiNatDestinationKind = 4
 )
 
-type abiNatDirection uint32
-
-const (
-	abiNatDirectionNAT_OWNER      abiNatDirection = 0
-	abiNatDirectionNAT_PEER       abiNatDirection = 1
-	abiNatDirectionNAT_DIRECTIONS abiNatDirection = 2
-)
-
 type abiNatEvent struct {
 	_       structs.HostLayout
 	TimeNs  uint64
@@ -292,22 +284,19 @@ const (
 
 type abiNatFlow struct {
 	_          structs.HostLayout
+	Key        abiNatFlowKey
 	Src        abiNatAddr
 	Dst        abiNatAddr
 	Sport      uint16
 	Dport      uint16
-	L3Delta    uint16
-	L4Delta    uint16
-	Hop        uint64
-	HopChecked uint32
-	Seen       uint32
-	Packets    uint64
-	Bytes      uint64
-	Rule       uint32
-	Created    uint32
-	Mtu        uint16
-	InLink     uint16
 	State      uint32
+	Hop        uint64
+	Bytes      uint64
+	Packets    uint32
+	Seen       uint32
+	Other      uint32
+	Mtu        uint16
+	HopChecked uint16
 }
 
 type abiNatFlowKey struct {
@@ -318,7 +307,13 @@ type abiNatFlowKey struct {
 	Dport    uint16
 	Protocol uint8
 	Side     uint8
-	Zero     uint16
+	Link     uint16
+}
+
+type abiNatFlowRest struct {
+	_       structs.HostLayout
+	Rule    uint32
+	Created uint32
 }
 
 type abiNatFlowState uint32
@@ -343,6 +338,7 @@ const (
 	abiNatFlowStateNAT_FLOW_TCP_FIN_PEER  abiNatFlowState = 524288
 	abiNatFlowStateNAT_FLOW_TCP_RST       abiNatFlowState = 1048576
 	abiNatFlowStateNAT_FLOW_POOL          abiNatFlowState = 534773760
+	abiNatFlowStateNAT_FLOW_MADE          abiNatFlowState = 536870912
 	abiNatFlowStateNAT_FLOW_DEAD          abiNatFlowState = 1073741824
 	abiNatFlowStateNAT_FLOW_GONE          abiNatFlowState = 2147483648
 )
@@ -673,13 +669,6 @@ const (
 	abiNatRuleKindNAT_RULE_FORWARD    abiNatRuleKind = 5
 )
 
-type abiNatSession struct {
-	_     structs.HostLayout
-	Keys  [2]abiNatFlowKey
-	Zero  [4]uint64
-	Flows [2]abiNatFlow
-}
-
 type abiNatSide uint32
 
 const (
@@ -796,7 +785,6 @@ const (
 	abiVarUnusedNatCounts          = "unused_nat_counts"
 	abiVarUnusedNatDestinationKey  = "unused_nat_destination_key"
 	abiVarUnusedNatDestinationKind = "unused_nat_destination_kind"
-	abiVarUnusedNatDirection       = "unused_nat_direction"
 	abiVarUnusedNatEvent           = "unused_nat_event"
 	abiVarUnusedNatEventKind       = "unused_nat_event_kind"
 	abiVarUnusedNatExactKey        = "unused_nat_exact_key"
@@ -806,6 +794,7 @@ const (
 	abiVarUnusedNatFilteringMode   = "unused_nat_filtering_mode"
 	abiVarUnusedNatFlow            = "unused_nat_flow"
 	abiVarUnusedNatFlowKey         = "unused_nat_flow_key"
+	abiVarUnusedNatFlowRest        = "unused_nat_flow_rest"
 	abiVarUnusedNatFlowState       = "unused_nat_flow_state"
 	abiVarUnusedNatFragment        = "unused_nat_fragment"
 	abiVarUnusedNatFragmentKey     = "unused_nat_fragment_key"
@@ -834,7 +823,6 @@ const (
 	abiVarUnusedNatRule            = "unused_nat_rule"
 	abiVarUnusedNatRuleFlag        = "unused_nat_rule_flag"
 	abiVarUnusedNatRuleKind        = "unused_nat_rule_kind"
-	abiVarUnusedNatSession         = "unused_nat_session"
 	abiVarUnusedNatSide            = "unused_nat_side"
 	abiVarUnusedNatSlot            = "unused_nat_slot"
 	abiVarUnusedNatSlotHeld        = "unused_nat_slot_held"
@@ -919,7 +907,6 @@ type abiVariableSpecs struct {
 	UnusedNatCounts          *ebpf.VariableSpec `ebpf:"unused_nat_counts"`
 	UnusedNatDestinationKey  *ebpf.VariableSpec `ebpf:"unused_nat_destination_key"`
 	UnusedNatDestinationKind *ebpf.VariableSpec `ebpf:"unused_nat_destination_kind"`
-	UnusedNatDirection       *ebpf.VariableSpec `ebpf:"unused_nat_direction"`
 	UnusedNatEvent           *ebpf.VariableSpec `ebpf:"unused_nat_event"`
 	UnusedNatEventKind       *ebpf.VariableSpec `ebpf:"unused_nat_event_kind"`
 	UnusedNatExactKey        *ebpf.VariableSpec `ebpf:"unused_nat_exact_key"`
@@ -929,6 +916,7 @@ type abiVariableSpecs struct {
 	UnusedNatFilteringMode   *ebpf.VariableSpec `ebpf:"unused_nat_filtering_mode"`
 	UnusedNatFlow            *ebpf.VariableSpec `ebpf:"unused_nat_flow"`
 	UnusedNatFlowKey         *ebpf.VariableSpec `ebpf:"unused_nat_flow_key"`
+	UnusedNatFlowRest        *ebpf.VariableSpec `ebpf:"unused_nat_flow_rest"`
 	UnusedNatFlowState       *ebpf.VariableSpec `ebpf:"unused_nat_flow_state"`
 	UnusedNatFragment        *ebpf.VariableSpec `ebpf:"unused_nat_fragment"`
 	UnusedNatFragmentKey     *ebpf.VariableSpec `ebpf:"unused_nat_fragment_key"`
@@ -957,7 +945,6 @@ type abiVariableSpecs struct {
 	UnusedNatRule            *ebpf.VariableSpec `ebpf:"unused_nat_rule"`
 	UnusedNatRuleFlag        *ebpf.VariableSpec `ebpf:"unused_nat_rule_flag"`
 	UnusedNatRuleKind        *ebpf.VariableSpec `ebpf:"unused_nat_rule_kind"`
-	UnusedNatSession         *ebpf.VariableSpec `ebpf:"unused_nat_session"`
 	UnusedNatSide            *ebpf.VariableSpec `ebpf:"unused_nat_side"`
 	UnusedNatSlot            *ebpf.VariableSpec `ebpf:"unused_nat_slot"`
 	UnusedNatSlotHeld        *ebpf.VariableSpec `ebpf:"unused_nat_slot_held"`
@@ -1018,7 +1005,6 @@ type abiVariables struct {
 	UnusedNatCounts          *ebpf.Variable `ebpf:"unused_nat_counts"`
 	UnusedNatDestinationKey  *ebpf.Variable `ebpf:"unused_nat_destination_key"`
 	UnusedNatDestinationKind *ebpf.Variable `ebpf:"unused_nat_destination_kind"`
-	UnusedNatDirection       *ebpf.Variable `ebpf:"unused_nat_direction"`
 	UnusedNatEvent           *ebpf.Variable `ebpf:"unused_nat_event"`
 	UnusedNatEventKind       *ebpf.Variable `ebpf:"unused_nat_event_kind"`
 	UnusedNatExactKey        *ebpf.Variable `ebpf:"unused_nat_exact_key"`
@@ -1028,6 +1014,7 @@ type abiVariables struct {
 	UnusedNatFilteringMode   *ebpf.Variable `ebpf:"unused_nat_filtering_mode"`
 	UnusedNatFlow            *ebpf.Variable `ebpf:"unused_nat_flow"`
 	UnusedNatFlowKey         *ebpf.Variable `ebpf:"unused_nat_flow_key"`
+	UnusedNatFlowRest        *ebpf.Variable `ebpf:"unused_nat_flow_rest"`
 	UnusedNatFlowState       *ebpf.Variable `ebpf:"unused_nat_flow_state"`
 	UnusedNatFragment        *ebpf.Variable `ebpf:"unused_nat_fragment"`
 	UnusedNatFragmentKey     *ebpf.Variable `ebpf:"unused_nat_fragment_key"`
@@ -1056,7 +1043,6 @@ type abiVariables struct {
 	UnusedNatRule            *ebpf.Variable `ebpf:"unused_nat_rule"`
 	UnusedNatRuleFlag        *ebpf.Variable `ebpf:"unused_nat_rule_flag"`
 	UnusedNatRuleKind        *ebpf.Variable `ebpf:"unused_nat_rule_kind"`
-	UnusedNatSession         *ebpf.Variable `ebpf:"unused_nat_session"`
 	UnusedNatSide            *ebpf.Variable `ebpf:"unused_nat_side"`
 	UnusedNatSlot            *ebpf.Variable `ebpf:"unused_nat_slot"`
 	UnusedNatSlotHeld        *ebpf.Variable `ebpf:"unused_nat_slot_held"`

@@ -222,7 +222,7 @@ func TestBlocksChange(t *testing.T) {
 	// All end.
 	last := blockFile(steps[3].Pools[0].Blocks, 4)
 	r.applied(t, last, addresses)
-	changeFlows(t, r.maps, func(_ *abiNatFlowKey, flow *abiNatFlow) { flow.Seen -= Ticks(time.Hour) })
+	changeFlows(t, r.maps, func(flow *abiNatFlow) { flow.Seen -= Ticks(time.Hour) })
 	r.collects(t)
 	ktest.Wait(t, time.Minute, "all subscribers to end", func() bool {
 		return len(entries[abiNatSourceKey, abiNatSource](t, r.maps["sources"])) == 0

@@ -149,7 +149,7 @@ func putControl(m *tcMaps, size Size) error {
 		Seed:            [2]uint64{rand.Uint64(), rand.Uint64()},
 		FlowMask:        m.FlowTable.MaxEntries() - 1,
 		MappingMask:     m.MappingTable.MaxEntries() - 1,
-		SessionsMax:     m.Sessions.MaxEntries(),
+		SessionsMax:     uint32(size.Sessions),
 		MappingsMax:     uint32(size.Mappings),
 		SubscriberHosts: hostBits(size.SubscriberPrefix),
 	}
@@ -407,7 +407,7 @@ func (e *Engine) Size() Size {
 // and the ways to it, its mapping and the way to that, and its places in the queues.
 func (e *Engine) SessionBytes() (float64, error) {
 	total := 0.0
-	for _, m := range []*ebpf.Map{e.m.Sessions, e.m.SessionBits, e.m.FreeSessions, e.m.FlowTable, e.m.MappingTable, e.m.MappingQueue} {
+	for _, m := range []*ebpf.Map{e.m.Flows, e.m.FlowRests, e.m.FlowBits, e.m.FreeFlows, e.m.FlowTable, e.m.MappingTable, e.m.MappingQueue} {
 		info, err := m.Info()
 		if err != nil {
 			return 0, fmt.Errorf("memory of map %s: %w", m, err)

@@ -58,8 +58,8 @@ var eventKinds = map[abiNatEventKind]string{
 }
 
 func eventOf(raw *abiNatEvent, boot time.Time) rulefile.Event {
-	flow := &abiNatFlow{Src: raw.Src, Dst: raw.Dst, Sport: raw.Sport, Dport: raw.Dport, Rule: raw.Rule}
-	event := rulefile.Event{Time: boot.Add(time.Duration(raw.TimeNs)), Kind: eventKinds[abiNatEventKind(raw.Kind)], Session: session(&raw.Key, flow)}
+	flow := &abiNatFlow{Key: raw.Key, Src: raw.Src, Dst: raw.Dst, Sport: raw.Sport, Dport: raw.Dport}
+	event := rulefile.Event{Time: boot.Add(time.Duration(raw.TimeNs)), Kind: eventKinds[abiNatEventKind(raw.Kind)], Session: session(flow, raw.Rule)}
 	event.Session.State = ""
 	event.Session.Packets, event.Session.Bytes = raw.Packets, raw.Bytes
 	if raw.Kind == uint8(abiNatEventKindNAT_EVENT_REFUSED) {

@@ -30,28 +30,32 @@ const (
 	gcMapExcludeSrc     = "exclude_src"
 	gcMapExcludes       = "excludes"
 	gcMapFilterEntries  = "filter_entries"
+	gcMapFlowBits       = "flow_bits"
+	gcMapFlowRests      = "flow_rests"
 	gcMapFlowTable      = "flow_table"
+	gcMapFlows          = "flows"
 	gcMapFragmentQueue  = "fragment_queue"
 	gcMapFragments      = "fragments"
 	gcMapFreeAddresses  = "free_addresses"
+	gcMapFreeFlows      = "free_flows"
 	gcMapFreePorts      = "free_ports"
-	gcMapFreeSessions   = "free_sessions"
 	gcMapFreshSources   = "fresh_sources"
 	gcMapGcTimers       = "gc_timers"
+	gcMapLinkIndices    = "link_indices"
+	gcMapLinks          = "links"
 	gcMapLogRings       = "log_rings"
 	gcMapLogStates      = "log_states"
 	gcMapMappingQueue   = "mapping_queue"
 	gcMapMappingTable   = "mapping_table"
 	gcMapOrigins        = "origins"
 	gcMapRules          = "rules"
-	gcMapSessionBits    = "session_bits"
-	gcMapSessions       = "sessions"
 	gcMapSlots          = "slots"
 	gcMapSources        = "sources"
 	gcMapStats          = "stats"
 	gcMapSubClasses     = "sub_classes"
 	gcMapSubPrefixes    = "sub_prefixes"
 	gcMapTargets        = "targets"
+	gcMapTransmit       = "transmit"
 	gcMapWholeSlots     = "whole_slots"
 	gcProgGcStart       = "gc_start"
 	gcProgGcStop        = "gc_stop"
@@ -123,28 +127,32 @@ type gcMapSpecs struct {
 	ExcludeSrc     *ebpf.MapSpec `ebpf:"exclude_src"`
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
+	FlowBits       *ebpf.MapSpec `ebpf:"flow_bits"`
+	FlowRests      *ebpf.MapSpec `ebpf:"flow_rests"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
+	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
+	FreeFlows      *ebpf.MapSpec `ebpf:"free_flows"`
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
-	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
 	FreshSources   *ebpf.MapSpec `ebpf:"fresh_sources"`
 	GcTimers       *ebpf.MapSpec `ebpf:"gc_timers"`
+	LinkIndices    *ebpf.MapSpec `ebpf:"link_indices"`
+	Links          *ebpf.MapSpec `ebpf:"links"`
 	LogRings       *ebpf.MapSpec `ebpf:"log_rings"`
 	LogStates      *ebpf.MapSpec `ebpf:"log_states"`
 	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
 	Origins        *ebpf.MapSpec `ebpf:"origins"`
 	Rules          *ebpf.MapSpec `ebpf:"rules"`
-	SessionBits    *ebpf.MapSpec `ebpf:"session_bits"`
-	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Sources        *ebpf.MapSpec `ebpf:"sources"`
 	Stats          *ebpf.MapSpec `ebpf:"stats"`
 	SubClasses     *ebpf.MapSpec `ebpf:"sub_classes"`
 	SubPrefixes    *ebpf.MapSpec `ebpf:"sub_prefixes"`
 	Targets        *ebpf.MapSpec `ebpf:"targets"`
+	Transmit       *ebpf.MapSpec `ebpf:"transmit"`
 	WholeSlots     *ebpf.MapSpec `ebpf:"whole_slots"`
 }
 
@@ -190,28 +198,32 @@ type gcMaps struct {
 	ExcludeSrc     *ebpf.Map `ebpf:"exclude_src"`
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
+	FlowBits       *ebpf.Map `ebpf:"flow_bits"`
+	FlowRests      *ebpf.Map `ebpf:"flow_rests"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
+	Flows          *ebpf.Map `ebpf:"flows"`
 	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
 	Fragments      *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
+	FreeFlows      *ebpf.Map `ebpf:"free_flows"`
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
-	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
 	FreshSources   *ebpf.Map `ebpf:"fresh_sources"`
 	GcTimers       *ebpf.Map `ebpf:"gc_timers"`
+	LinkIndices    *ebpf.Map `ebpf:"link_indices"`
+	Links          *ebpf.Map `ebpf:"links"`
 	LogRings       *ebpf.Map `ebpf:"log_rings"`
 	LogStates      *ebpf.Map `ebpf:"log_states"`
 	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
 	Origins        *ebpf.Map `ebpf:"origins"`
 	Rules          *ebpf.Map `ebpf:"rules"`
-	SessionBits    *ebpf.Map `ebpf:"session_bits"`
-	Sessions       *ebpf.Map `ebpf:"sessions"`
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Sources        *ebpf.Map `ebpf:"sources"`
 	Stats          *ebpf.Map `ebpf:"stats"`
 	SubClasses     *ebpf.Map `ebpf:"sub_classes"`
 	SubPrefixes    *ebpf.Map `ebpf:"sub_prefixes"`
 	Targets        *ebpf.Map `ebpf:"targets"`
+	Transmit       *ebpf.Map `ebpf:"transmit"`
 	WholeSlots     *ebpf.Map `ebpf:"whole_slots"`
 }
 
@@ -231,28 +243,32 @@ func (m *gcMaps) Close() error {
 		m.ExcludeSrc,
 		m.Excludes,
 		m.FilterEntries,
+		m.FlowBits,
+		m.FlowRests,
 		m.FlowTable,
+		m.Flows,
 		m.FragmentQueue,
 		m.Fragments,
 		m.FreeAddresses,
+		m.FreeFlows,
 		m.FreePorts,
-		m.FreeSessions,
 		m.FreshSources,
 		m.GcTimers,
+		m.LinkIndices,
+		m.Links,
 		m.LogRings,
 		m.LogStates,
 		m.MappingQueue,
 		m.MappingTable,
 		m.Origins,
 		m.Rules,
-		m.SessionBits,
-		m.Sessions,
 		m.Slots,
 		m.Sources,
 		m.Stats,
 		m.SubClasses,
 		m.SubPrefixes,
 		m.Targets,
+		m.Transmit,
 		m.WholeSlots,
 	)
 }

@@ -242,7 +242,7 @@ func TestRevive(t *testing.T) {
 // mark sets bits of every flow's state.
 func (g *gateway) mark(t testing.TB, bits abiNatFlowState) {
 	t.Helper()
-	changeFlows(t, g.maps, func(_ *abiNatFlowKey, flow *abiNatFlow) { flow.State |= uint32(bits) })
+	changeFlows(t, g.maps, func(flow *abiNatFlow) { flow.State |= uint32(bits) })
 }
 
 // TCP's table of bpf/nat/state.h, by packets: who sends what, and the time-out after it.
@@ -396,7 +396,7 @@ func sessionRace(t *testing.T, g *gateway) {
 		t.Fatal(err)
 	}
 	var numbers []uint32
-	for number := uint32(0); g.maps["free_sessions"].LookupAndDelete(nil, &number) == nil; {
+	for number := uint32(0); g.maps["free_flows"].LookupAndDelete(nil, &number) == nil; {
 		numbers = append(numbers, number)
 	}
 	var control abiNatControl
@@ -406,15 +406,83 @@ func sessionRace(t *testing.T, g *gateway) {
 	given := min(counts.Sessions, control.SessionsMax) // CPUs may have counted past the end
 	slices.Sort(numbers)
 	for i, number := range numbers {
-		if number != uint32(i) || number >= given {
-			t.Fatalf("of the numbers 0 to %d that were given, these came back: %v", given-1, numbers)
+		if number != 2*uint32(i) || number >= 2*given {
+			t.Fatalf("of the numbers of %d sessions that were given, these came back: %v", given, numbers)
 		}
 	}
 	if len(numbers) != int(given) {
 		t.Errorf("%d numbers came back of %d", len(numbers), given)
 	}
 	for _, number := range numbers {
-		g.put(t, "free_sessions", nil, number)
+		g.put(t, "free_flows", nil, number)
+	}
+	inTables(t, g.maps, func(s *tables) {
+		for word, bits := range s.bits {
+			if bits != 0 {
+				t.Errorf("numbers from %d on are taken by nobody: %#x", 64*word, bits)
+			}
+		}
+		for i := range s.buckets {
+			if b := &s.buckets[i]; b.Lock != 0 || b.Entries != [len(b.Entries)]uint64{} {
+				t.Errorf("bucket %d is not empty: %+v", i, b)
+			}
+		}
+		for number := range s.flows {
+			if state := abiNatFlowState(s.flows[number].State); state != 0 && state&abiNatFlowStateNAT_FLOW_GONE == 0 {
+				t.Fatalf("flow %d is nobody's, and its state is %#x", number, state)
+			}
+		}
+	})
+}
+
+// The 32 bits that a flow counts packets with come round; GC notes it, each time, of either direction.
+func TestPacketsComeRound(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	e := ends("192.168.1.2:5000", "198.51.100.9:53")
+	_, out := g.send(t, inside, "udp", 0, e)
+	g.want(t, outer, "udp", 0, out.answer(), back, e.answer())
+	defer g.startGC(t)()
+	carried := func() (c [2]uint16) {
+		inTables(t, g.maps, func(s *tables) {
+			s.each(func(flow *abiNatFlow) {
+				if flow.State&uint32(abiNatFlowStateNAT_FLOW_OWNER) != 0 {
+					c = [2]uint16{uint16(s.rests[flow.Other].Created), uint16(s.rests[flow.Other].Created >> 16)}
+				}
+			})
+		})
+		return c
+	}
+	for _, step := range []struct {
+		packets [2]uint32 // of the owner, the peer
+		carried [2]uint16
+		all     [2]uint64
+	}{
+		{[2]uint32{1 << 31, 9}, [2]uint16{1, 0}, [2]uint64{1 << 31, 9}},
+		{[2]uint32{7, 1<<32 - 1}, [2]uint16{2, 1}, [2]uint64{1<<32 + 7, 1<<32 - 1}},
+		{[2]uint32{1<<31 + 1, 1}, [2]uint16{3, 2}, [2]uint64{1<<32 + 1<<31 + 1, 1<<32 + 1}},
+	} {
+		before := carried()
+		changeFlows(t, g.maps, func(flow *abiNatFlow) {
+			of := 1
+			if flow.State&uint32(abiNatFlowStateNAT_FLOW_OWNER) != 0 {
+				of = 0
+			}
+			flow.Packets, flow.Bytes, flow.Seen = step.packets[of], 1<<40, now()
+			if got := flowPackets(flow, before[of]); got != step.all[of] {
+				t.Errorf("%d packets before GC has come by, want %d", got, step.all[of])
+			}
+		})
+		ktest.Wait(t, 30*time.Second, "GC notes it", func() bool { return carried() == step.carried })
+		changeFlows(t, g.maps, func(flow *abiNatFlow) {
+			of := 1
+			if flow.State&uint32(abiNatFlowStateNAT_FLOW_OWNER) != 0 {
+				of = 0
+			}
+			if got := flowPackets(flow, step.carried[of]); got != step.all[of] {
+				t.Errorf("%d packets, want %d", got, step.all[of])
+			}
+		})
 	}
 }
 

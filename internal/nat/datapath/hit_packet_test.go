@@ -116,11 +116,11 @@ func TestHit(t *testing.T) {
 			packet: pktbuild.IPv4{TTL: 64, Fragment: pktbuild.DF, Payload: udp(5000, 53, string(make([]byte, 1373)))}, xdp: toTC, tc: abiNatReasonNAT_PASS_TOO_BIG},
 		{name: "as big as the MTU", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.Mtu = 1400 },
 			packet: pktbuild.IPv4{TTL: 64, Fragment: pktbuild.DF, Payload: udp(5000, 53, string(make([]byte, 1372)))}, xdp: sent, tc: sent, out: ports(40000, 53)},
-		{name: "from another link than the session's, to which its host has moved", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.InLink = 6 },
+		{name: "from another link than the session's, to which its host has moved", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.Key.Link = 6 },
 			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, "")}, xdp: sent, tc: sent, out: ports(40000, 53)},
-		{name: "from another link than the session's, whose host is elsewhere", side: inside, protocol: pktbuild.UDPProtocol, from: endpoints{world, insideHost, 5000, 53}, to: endpoints{gatewayOut, world, 40000, 53}, change: func(f *abiNatFlow) { f.InLink = 6 },
+		{name: "from another link than the session's, whose host is elsewhere", side: inside, protocol: pktbuild.UDPProtocol, from: endpoints{world, insideHost, 5000, 53}, to: endpoints{gatewayOut, world, 40000, 53}, change: func(f *abiNatFlow) { f.Key.Link = 6 },
 			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, "")}, xdp: abiNatReasonNAT_DROP_SPOOFED, tc: abiNatReasonNAT_DROP_SPOOFED},
-		{name: "from the session's link", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.InLink = 4 },
+		{name: "from the session's link", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.Key.Link = 4 },
 			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, "")}, xdp: sent, tc: sent, out: ports(40000, 53)},
 		{name: "no neighbour yet", side: inside, protocol: pktbuild.UDPProtocol, from: out, to: outside1, change: func(f *abiNatFlow) { f.Hop = 0 },
 			packet: pktbuild.IPv4{TTL: 64, Payload: udp(5000, 53, "")}, xdp: toTC, tc: sent, out: ports(40000, 53)},
@@ -234,7 +234,7 @@ func (r *rig) putSession(t testing.TB, protocol uint8, from, to endpoints, chang
 // BenchmarkHit reports what the program takes for a packet of an established session, in
 // nanoseconds a packet without the hook around it, which BPF_PROG_TEST_RUN measures in
 // the kernel; and the instructions of it and of the helpers that it calls, where the
-// processor counts them for us. The flow changes nothing but checksums, so that the same
+// processor counts them for us. The flow changes nothing, so that the same
 // packet can go round; a TTL lasts for 250.
 func BenchmarkHit(b *testing.B) {
 	r := newRig(b)
@@ -260,7 +260,7 @@ func BenchmarkHit(b *testing.B) {
 				var counted []float64
 				for b.Loop() {
 					for range 20 {
-						r.putFlow(b, abiNatSideNAT_INSIDE, protocol, same, same, r.out, func(f *abiNatFlow) { f.L3Delta, f.L4Delta = 0x1234, 0x42 })
+						r.putFlow(b, abiNatSideNAT_INSIDE, protocol, same, same, r.out, nil)
 						if err := r.ns.Do(func() error {
 							verdict, each, err := r.programs[h.name+"_inside"].Benchmark(frame, 250, nil)
 							if err == nil && verdict != h.redirect {

@@ -359,24 +359,30 @@ func TestInboundRefresh(t *testing.T) {
 	refresh(true)
 	long := now() - ticks(100) // time-outs are a minute
 	flows := map[string]abiNatFlowKey{}
-	for i, who := range []string{"heard", "speaking", "silent"} { // in the order that GC looks at them
+	whose := map[uint16]string{} // by the port
+	for i := range uint16(3) {
 		e := ends("192.168.1.9:7000", "198.51.100.9:53")
-		e.sport += uint16(i)
+		e.sport += i
 		g.send(t, inside, "udp", 0, e)
-		changeFlows(t, g.maps, func(key *abiNatFlowKey, flow *abiNatFlow) {
-			if key.Sport != be(e.sport) && key.Dport != be(e.sport) {
-				return
-			}
-			owner := flow.State&uint32(abiNatFlowStateNAT_FLOW_OWNER) != 0
-			if owner {
-				flows[who] = *key
-			}
-			flow.Seen = now() - ticks(50)
-			if who == "silent" || owner == (who == "heard") {
-				flow.Seen = long
-			}
-		})
 	}
+	changeFlows(t, g.maps, func(flow *abiNatFlow) {
+		if flow.State&uint32(abiNatFlowStateNAT_FLOW_OWNER) != 0 {
+			who := []string{"heard", "speaking", "silent"}[len(whose)] // in the order that GC looks at them
+			whose[flow.Key.Sport] = who
+			flows[who] = packetKey(flow)
+		}
+	})
+	changeFlows(t, g.maps, func(flow *abiNatFlow) {
+		owner := flow.State&uint32(abiNatFlowStateNAT_FLOW_OWNER) != 0
+		who := whose[flow.Key.Dport]
+		if owner {
+			who = whose[flow.Key.Sport]
+		}
+		flow.Seen = now() - ticks(50)
+		if who == "silent" || owner == (who == "heard") {
+			flow.Seen = long
+		}
+	})
 	dead := func(who string) bool {
 		flow, known := flowOf(t, g.maps, flows[who])
 		return !known || flow.State&uint32(abiNatFlowStateNAT_FLOW_DEAD) != 0

@@ -514,9 +514,9 @@ func (e *Engine) aliveMappings(loose bool, fn func(LogKey, uint64)) error {
 // aliveSessions gives sessions, or ports that sessions have without a mapping.
 func (e *Engine) aliveSessions(what uint32, fn func(LogKey, uint64)) error {
 	now, nowNs := clock(), monotonic()
-	return e.eachSession(func(s *abiNatSession) bool {
-		key, flow := &s.Keys[abiNatDirectionNAT_OWNER], &s.Flows[abiNatDirectionNAT_OWNER]
-		since := nowNs - uint64(now-flow.Created)<<uint(abiNatLimitNAT_TICK_SHIFT)
+	return e.eachSession(func(s *sessionCopy) bool {
+		key, flow := &s.owner.Key, &s.owner
+		since := nowNs - uint64(now-s.created)<<uint(abiNatLimitNAT_TICK_SHIFT)
 		if what&logSessions != 0 {
 			for _, k := range conversations(key, flow, what&logDestinations != 0) {
 				fn(k, since)

@@ -377,9 +377,11 @@ func (r *modelRig) pass(t *testing.T, d time.Duration) {
 		}
 		*tick += real - r.passed - Ticks(d)
 	}
-	changeFlows(t, r.maps, func(_ *abiNatFlowKey, flow *abiNatFlow) {
+	changeFlows(t, r.maps, func(flow *abiNatFlow) {
 		shift(&flow.Seen)
-		shift(&flow.HopChecked)
+		checked := r.passed - uint32(uint16(r.passed)-flow.HopChecked)
+		shift(&checked)
+		flow.HopChecked = uint16(checked)
 	})
 	r.passed = real
 }

@@ -169,7 +169,7 @@ func (r *rig) build(t testing.TB) error {
 	if err != nil {
 		return err
 	}
-	return putControl(m, Size{Mappings: int(m.MappingQueue.MaxEntries())})
+	return putControl(m, Size{Sessions: int(m.FreeFlows.MaxEntries()), Mappings: int(m.MappingQueue.MaxEntries())})
 }
 
 // load loads an object on the maps of the rig.
@@ -315,10 +315,8 @@ func (r *rig) putFlow(t testing.TB, side abiNatSide, protocol uint8, from, to en
 	key := abiNatFlowKey{Src: addr(from.src), Dst: addr(from.dst), Sport: be(from.sport), Dport: be(from.dport), Protocol: protocol, Side: uint8(side)}
 	seen := now() - 50
 	flow := abiNatFlow{
-		Src: addr(to.src), Dst: addr(to.dst), Sport: be(to.sport), Dport: be(to.dport),
-		L3Delta: delta(from.src.AsSlice(), to.src.AsSlice(), from.dst.AsSlice(), to.dst.AsSlice()),
-		L4Delta: delta(port16(from.sport), port16(to.sport), port16(from.dport), port16(to.dport)),
-		Hop:     way.hop(), HopChecked: seen, Seen: seen,
+		Key: key, Src: addr(to.src), Dst: addr(to.dst), Sport: be(to.sport), Dport: be(to.dport),
+		Hop: way.hop(), HopChecked: uint16(seen), Seen: seen,
 		State: map[uint8]uint32{
 			pktbuild.TCPProtocol: uint32(abiNatTimeoutNAT_TIMEOUT_TCP_ESTABLISHED), pktbuild.ICMPProtocol: uint32(abiNatTimeoutNAT_TIMEOUT_ICMP),
 			pktbuild.UDPProtocol: uint32(abiNatTimeoutNAT_TIMEOUT_UDP), pktbuild.UDPLiteProtocol: uint32(abiNatTimeoutNAT_TIMEOUT_UDP),
@@ -327,7 +325,7 @@ func (r *rig) putFlow(t testing.TB, side abiNatSide, protocol uint8, from, to en
 	if change != nil {
 		change(&flow)
 	}
-	inTables(t, r.maps, func(s *tables) { s.put(t, &key, &flow) })
+	inTables(t, r.maps, func(s *tables) { s.put(t, &flow) })
 	return key
 }
 

@@ -25,13 +25,12 @@ func (e *Engine) Sessions(fn func(*rulefile.Session) bool) (err error) {
 		return err
 	}
 	now := clock()
-	return e.eachSession(func(one *abiNatSession) bool {
-		owner, peer := &one.Flows[abiNatDirectionNAT_OWNER], &one.Flows[abiNatDirectionNAT_PEER]
-		s := session(&one.Keys[abiNatDirectionNAT_OWNER], owner)
-		s.Age = snapshot.Seconds(sinceTick(now, owner.Created))
-		s.Packets = [2]uint64{owner.Packets, peer.Packets}
-		s.Bytes = [2]uint64{owner.Bytes, peer.Bytes}
-		since, left := idle(owner, peer, config, now)
+	return e.eachSession(func(one *sessionCopy) bool {
+		s := session(&one.owner, one.rule)
+		s.Age = snapshot.Seconds(sinceTick(now, one.created))
+		s.Packets = one.packets
+		s.Bytes = [2]uint64{one.owner.Bytes, one.peer.Bytes}
+		since, left := idle(&one.owner, &one.peer, config, now)
 		s.Idle, s.Expires = snapshot.Seconds(since), snapshot.Seconds(left)
 		if s.Expires <= 0 { // a packet that comes now begins another
 			s.State = rulefile.StateDead
@@ -41,24 +40,16 @@ func (e *Engine) Sessions(fn func(*rulefile.Session) bool) (err error) {
 }
 
 // eachSession calls fn with a copy of every session until it returns false.
-func (e *Engine) eachSession(fn func(*abiNatSession) bool) (err error) {
-	sessions, closeSessions, err := memoryOf[abiNatSession](e.m.Sessions)
+func (e *Engine) eachSession(fn func(*sessionCopy) bool) (err error) {
+	m, err := e.flowMemory()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeSessions()) }()
-	used, closeUsed, err := memoryOf[uint64](e.m.SessionBits)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, closeUsed()) }()
-	for word := range used {
-		for left := atomic.LoadUint64(&used[word]); left != 0; left &= left - 1 {
-			number := word*64 + bits.TrailingZeros64(left)
-			if number >= len(sessions) {
-				break
-			}
-			if one, whole := readSession(&sessions[number]); whole && !fn(&one) {
+	defer func() { err = errors.Join(err, m.close()) }()
+	for word := range m.used {
+		for left := atomic.LoadUint64(&m.used[word]); left != 0; left &= left - 1 {
+			number := uint32(word*64 + bits.TrailingZeros64(left))
+			if one, whole := m.session(number); whole && !fn(&one) {
 				return nil
 			}
 		}
@@ -66,23 +57,96 @@ func (e *Engine) eachSession(fn func(*abiNatSession) bool) (err error) {
 	return nil
 }
 
-// readSession copies a session. It is whole if it was not removed, and its number not used
-// for another one, in between: that takes NAT_DEAD_TICKS from when it died.
-func readSession(s *abiNatSession) (out abiNatSession, whole bool) {
-	const gone = uint32(abiNatFlowStateNAT_FLOW_GONE)
-	state := &s.Flows[abiNatDirectionNAT_OWNER].State
-	keys := s.Keys
-	if atomic.LoadUint32(state)&gone != 0 {
-		return out, false
-	}
-	out = *s
-	return out, atomic.LoadUint32(state)&gone == 0 && s.Keys == keys && out.Keys == keys
+// flowMemory is the memory of sessions: bpf/nat/flows.h.
+type flowMemory struct {
+	flows []abiNatFlow
+	rests []abiNatFlowRest
+	used  []uint64
+	close func() error
 }
 
-// session is what the owner's flow alone has.
-func session(key *abiNatFlowKey, flow *abiNatFlow) rulefile.Session {
+func (e *Engine) flowMemory() (m *flowMemory, err error) {
+	m = &flowMemory{}
+	var closes [3]func() error
+	m.close = func() error {
+		var errs []error
+		for _, c := range closes {
+			if c != nil {
+				errs = append(errs, c())
+			}
+		}
+		return errors.Join(errs...)
+	}
+	if m.flows, closes[0], err = memoryOf[abiNatFlow](e.m.Flows); err == nil {
+		m.rests, closes[1], err = memoryOf[abiNatFlowRest](e.m.FlowRests)
+	}
+	if err == nil {
+		m.used, closes[2], err = memoryOf[uint64](e.m.FlowBits)
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.close())
+	}
+	return m, nil
+}
+
+// sessionCopy is a session as it was at one moment.
+type sessionCopy struct {
+	owner, peer   abiNatFlow
+	rule, created uint32
+	packets       [2]uint64 // of the owner, the peer
+}
+
+// session copies the session whose owner has that number. It is whole if there is one, and it was
+// not removed, and its number not used for another one, in between: that takes NAT_DEAD_TICKS from
+// when it died.
+func (m *flowMemory) session(number uint32) (s sessionCopy, whole bool) {
+	const (
+		made  = uint32(abiNatFlowStateNAT_FLOW_MADE)
+		there = made | uint32(abiNatFlowStateNAT_FLOW_OWNER)
+		of    = there | uint32(abiNatFlowStateNAT_FLOW_GONE)
+	)
+	if int(number) >= len(m.flows) {
+		return s, false
+	}
+	owner := &m.flows[number]
+	if atomic.LoadUint32(&owner.State)&of != there {
+		return s, false
+	}
+	key, other := packetKey(owner), atomic.LoadUint32(&owner.Other)
+	if int(other) >= len(m.flows) {
+		return s, false
+	}
+	peer := &m.flows[other]
+	s.owner, s.peer = *owner, *peer
+	first, second := m.rests[number], m.rests[other]
+	s.rule, s.created = first.Rule, first.Created
+	s.packets = [2]uint64{flowPackets(&s.owner, uint16(second.Created)), flowPackets(&s.peer, uint16(second.Created>>16))}
+	whole = atomic.LoadUint32(&owner.State)&of == there && packetKey(owner) == key && packetKey(&s.owner) == key &&
+		atomic.LoadUint32(&owner.Other) == other && s.peer.Other == number && s.peer.State&there == made
+	return s, whole
+}
+
+// packetKey is the key of a flow as packets have it.
+func packetKey(flow *abiNatFlow) abiNatFlowKey {
+	key := flow.Key
+	key.Link = 0
+	return key
+}
+
+// flowPackets is flow_packets of bpf/nat/flows.h.
+func flowPackets(flow *abiNatFlow, carried uint16) uint64 {
+	carries := uint64(carried)
+	if uint32(carried&1) != flow.Packets>>31 {
+		carries++
+	}
+	return carries>>1<<32 | uint64(flow.Packets)
+}
+
+// session is what the owner's flow and its rule say.
+func session(flow *abiNatFlow, rule uint32) rulefile.Session {
+	key := &flow.Key
 	s := rulefile.Session{
-		Protocol: rulefile.Protocol(key.Protocol), From: "inside", Rule: rulefile.RuleID(flow.Rule),
+		Protocol: rulefile.Protocol(key.Protocol), From: "inside", Rule: rulefile.RuleID(rule),
 		Source: snapshot.EndpointOf(endpoint(key.Src, key.Sport)), Destination: snapshot.EndpointOf(endpoint(key.Dst, key.Dport)),
 		SourceAfter: snapshot.EndpointOf(endpoint(flow.Src, flow.Sport)), DestinationAfter: snapshot.EndpointOf(endpoint(flow.Dst, flow.Dport)),
 		State: rulefile.Timeout(flow.State & uint32(abiNatFlowStateNAT_FLOW_TIMEOUT)).String(),

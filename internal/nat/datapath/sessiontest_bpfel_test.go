@@ -30,12 +30,15 @@ const (
 	sessionTestMapExcludeSrc     = "exclude_src"
 	sessionTestMapExcludes       = "excludes"
 	sessionTestMapFilterEntries  = "filter_entries"
+	sessionTestMapFlowBits       = "flow_bits"
+	sessionTestMapFlowRests      = "flow_rests"
 	sessionTestMapFlowTable      = "flow_table"
+	sessionTestMapFlows          = "flows"
 	sessionTestMapFragmentQueue  = "fragment_queue"
 	sessionTestMapFragments      = "fragments"
 	sessionTestMapFreeAddresses  = "free_addresses"
+	sessionTestMapFreeFlows      = "free_flows"
 	sessionTestMapFreePorts      = "free_ports"
-	sessionTestMapFreeSessions   = "free_sessions"
 	sessionTestMapFreshSources   = "fresh_sources"
 	sessionTestMapHomes          = "homes"
 	sessionTestMapLinkIndices    = "link_indices"
@@ -49,8 +52,6 @@ const (
 	sessionTestMapProbed         = "probed"
 	sessionTestMapRules          = "rules"
 	sessionTestMapRulesRecent    = "rules_recent"
-	sessionTestMapSessionBits    = "session_bits"
-	sessionTestMapSessions       = "sessions"
 	sessionTestMapSlots          = "slots"
 	sessionTestMapSources        = "sources"
 	sessionTestMapStats          = "stats"
@@ -130,12 +131,15 @@ type sessionTestMapSpecs struct {
 	ExcludeSrc     *ebpf.MapSpec `ebpf:"exclude_src"`
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
+	FlowBits       *ebpf.MapSpec `ebpf:"flow_bits"`
+	FlowRests      *ebpf.MapSpec `ebpf:"flow_rests"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
+	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
+	FreeFlows      *ebpf.MapSpec `ebpf:"free_flows"`
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
-	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
 	FreshSources   *ebpf.MapSpec `ebpf:"fresh_sources"`
 	Homes          *ebpf.MapSpec `ebpf:"homes"`
 	LinkIndices    *ebpf.MapSpec `ebpf:"link_indices"`
@@ -149,8 +153,6 @@ type sessionTestMapSpecs struct {
 	Probed         *ebpf.MapSpec `ebpf:"probed"`
 	Rules          *ebpf.MapSpec `ebpf:"rules"`
 	RulesRecent    *ebpf.MapSpec `ebpf:"rules_recent"`
-	SessionBits    *ebpf.MapSpec `ebpf:"session_bits"`
-	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Sources        *ebpf.MapSpec `ebpf:"sources"`
 	Stats          *ebpf.MapSpec `ebpf:"stats"`
@@ -204,12 +206,15 @@ type sessionTestMaps struct {
 	ExcludeSrc     *ebpf.Map `ebpf:"exclude_src"`
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
+	FlowBits       *ebpf.Map `ebpf:"flow_bits"`
+	FlowRests      *ebpf.Map `ebpf:"flow_rests"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
+	Flows          *ebpf.Map `ebpf:"flows"`
 	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
 	Fragments      *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
+	FreeFlows      *ebpf.Map `ebpf:"free_flows"`
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
-	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
 	FreshSources   *ebpf.Map `ebpf:"fresh_sources"`
 	Homes          *ebpf.Map `ebpf:"homes"`
 	LinkIndices    *ebpf.Map `ebpf:"link_indices"`
@@ -223,8 +228,6 @@ type sessionTestMaps struct {
 	Probed         *ebpf.Map `ebpf:"probed"`
 	Rules          *ebpf.Map `ebpf:"rules"`
 	RulesRecent    *ebpf.Map `ebpf:"rules_recent"`
-	SessionBits    *ebpf.Map `ebpf:"session_bits"`
-	Sessions       *ebpf.Map `ebpf:"sessions"`
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Sources        *ebpf.Map `ebpf:"sources"`
 	Stats          *ebpf.Map `ebpf:"stats"`
@@ -252,12 +255,15 @@ func (m *sessionTestMaps) Close() error {
 		m.ExcludeSrc,
 		m.Excludes,
 		m.FilterEntries,
+		m.FlowBits,
+		m.FlowRests,
 		m.FlowTable,
+		m.Flows,
 		m.FragmentQueue,
 		m.Fragments,
 		m.FreeAddresses,
+		m.FreeFlows,
 		m.FreePorts,
-		m.FreeSessions,
 		m.FreshSources,
 		m.Homes,
 		m.LinkIndices,
@@ -271,8 +277,6 @@ func (m *sessionTestMaps) Close() error {
 		m.Probed,
 		m.Rules,
 		m.RulesRecent,
-		m.SessionBits,
-		m.Sessions,
 		m.Slots,
 		m.Sources,
 		m.Stats,

@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -39,11 +40,12 @@ func tableHash(seed [2]uint64, key *abiNatFlowKey) uint64 {
 
 // tables is what a test sees of sessions, and changes.
 type tables struct {
-	control  abiNatControl
-	counts   abiNatCounts
-	sessions []abiNatSession
-	bits     []uint64
-	buckets  []abiNatBucket
+	control abiNatControl
+	counts  abiNatCounts
+	flows   []abiNatFlow
+	rests   []abiNatFlowRest
+	bits    []uint64
+	buckets []abiNatBucket
 }
 
 // inTables calls fn with the maps of sessions.
@@ -57,13 +59,15 @@ func inTables(t testing.TB, maps map[string]*ebpf.Map, fn func(*tables)) {
 		t.Fatal(err)
 	}
 	before := s.counts
-	var close1, close2, close3 func()
-	s.sessions, close1 = elementsOf[abiNatSession](t, maps["sessions"])
+	var close1, close2, close3, close4 func()
+	s.flows, close1 = elementsOf[abiNatFlow](t, maps["flows"])
 	defer close1()
-	s.bits, close2 = elementsOf[uint64](t, maps["session_bits"])
+	s.rests, close2 = elementsOf[abiNatFlowRest](t, maps["flow_rests"])
 	defer close2()
-	s.buckets, close3 = elementsOf[abiNatBucket](t, maps["flow_table"])
+	s.bits, close3 = elementsOf[uint64](t, maps["flow_bits"])
 	defer close3()
+	s.buckets, close4 = elementsOf[abiNatBucket](t, maps["flow_table"])
+	defer close4()
 	fn(&s)
 	if s.counts != before {
 		if err := maps["counts"].Put(uint32(0), &s.counts); err != nil {
@@ -72,60 +76,63 @@ func inTables(t testing.TB, maps map[string]*ebpf.Map, fn func(*tables)) {
 	}
 }
 
-// each calls fn with every session that there is.
-func (s *tables) each(fn func(number int, session *abiNatSession)) {
+// each calls fn with every flow that there is.
+func (s *tables) each(fn func(flow *abiNatFlow)) {
 	for word := range s.bits {
-		left := atomic.LoadUint64(&s.bits[word])
-		for bit := range 64 {
-			if left>>bit&1 != 0 {
-				fn(word*64+bit, &s.sessions[word*64+bit])
+		for left := atomic.LoadUint64(&s.bits[word]); left != 0; left &= left - 1 {
+			flow := &s.flows[word*64+bits.TrailingZeros64(left)]
+			if atomic.LoadUint32(&flow.State)&uint32(abiNatFlowStateNAT_FLOW_MADE) != 0 {
+				fn(flow)
 			}
 		}
 	}
 }
 
-// find is the flow of the key, nil if there is none, and its place.
-func (s *tables) find(key *abiNatFlowKey) (flow *abiNatFlow, number, direction int) {
+// find is the flow of the key, nil if there is none, and its number.
+func (s *tables) find(key *abiNatFlowKey) (flow *abiNatFlow, number uint32) {
 	hash := tableHash(s.control.Seed, key)
 	for distance := range uint32(tableReach) {
 		bucket := uint32(hash) ^ distance ^ (distance>>1)*0x9e3779b1
 		for _, entry := range s.buckets[bucket&s.control.FlowMask].Entries {
-			value := int(entry & (1<<tableValueBits - 1))
-			if entry != 0 && s.sessions[value/2].Keys[value%2] == *key {
-				return &s.sessions[value/2].Flows[value%2], value / 2, value % 2
+			number := uint32(entry & (1<<tableValueBits - 1))
+			if entry != 0 && packetKey(&s.flows[number]) == *key {
+				return &s.flows[number], number
 			}
 		}
 	}
-	return nil, 0, 0
+	return nil, 0
 }
 
-// put makes the flow of the key that; new ones go with the other direction's, if that is there.
-func (s *tables) put(t testing.TB, key *abiNatFlowKey, flow *abiNatFlow) {
+// put makes the flow of its key that; new ones go with the other direction's, if that is there.
+func (s *tables) put(t testing.TB, flow *abiNatFlow) {
 	t.Helper()
-	if old, _, _ := s.find(key); old != nil {
+	key := packetKey(flow)
+	flow.State |= uint32(abiNatFlowStateNAT_FLOW_MADE)
+	if old, _ := s.find(&key); old != nil {
+		flow.Other = old.Other
 		*old = *flow
 		return
 	}
-	other := otherKey(key, flow)
-	known, number, direction := s.find(&other)
-	if known == nil {
-		number = int(s.counts.Sessions)
+	otherKey := otherKey(&key, flow)
+	other, number := s.find(&otherKey)
+	if other == nil {
+		number = 2 * s.counts.Sessions
 		s.counts.Sessions++
-		s.sessions[number] = abiNatSession{}
-		direction = int(abiNatDirectionNAT_OWNER)
+		s.flows[number], s.flows[number+1] = abiNatFlow{}, abiNatFlow{}
 		if flow.State&uint32(abiNatFlowStateNAT_FLOW_OWNER) != 0 {
-			direction = int(abiNatDirectionNAT_PEER)
+			number++
 		}
 	}
-	direction ^= 1
-	s.sessions[number].Keys[direction] = *key
-	s.sessions[number].Flows[direction] = *flow
-	s.bits[number/64] |= 1 << (number % 64)
-	hash := tableHash(s.control.Seed, key)
+	flow.Other = number
+	number ^= 1
+	s.flows[flow.Other].Other = number
+	s.flows[number], s.rests[number] = *flow, abiNatFlowRest{}
+	s.bits[number/64] |= 3 << (number & 62)
+	hash := tableHash(s.control.Seed, &key)
 	home := &s.buckets[hash&uint64(s.control.FlowMask)]
 	for i := range home.Entries {
 		if home.Entries[i] == 0 {
-			home.Entries[i] = hash&^(tableTag-1) | tableTag | uint64(number*2+direction)
+			home.Entries[i] = hash&^(tableTag-1) | tableTag | uint64(number)
 			return
 		}
 	}
@@ -137,13 +144,7 @@ func flowsOf(t testing.TB, maps map[string]*ebpf.Map) map[abiNatFlowKey]abiNatFl
 	t.Helper()
 	out := map[abiNatFlowKey]abiNatFlow{}
 	inTables(t, maps, func(s *tables) {
-		s.each(func(number int, session *abiNatSession) {
-			for direction, key := range session.Keys {
-				if key != (abiNatFlowKey{}) {
-					out[key] = session.Flows[direction]
-				}
-			}
-		})
+		s.each(func(flow *abiNatFlow) { out[packetKey(flow)] = *flow })
 	})
 	return out
 }
@@ -152,7 +153,7 @@ func flowsOf(t testing.TB, maps map[string]*ebpf.Map) map[abiNatFlowKey]abiNatFl
 func flowOf(t testing.TB, maps map[string]*ebpf.Map, key abiNatFlowKey) (flow abiNatFlow, known bool) {
 	t.Helper()
 	inTables(t, maps, func(s *tables) {
-		if f, _, _ := s.find(&key); f != nil {
+		if f, _ := s.find(&key); f != nil {
 			flow, known = *f, true
 		}
 	})
@@ -160,17 +161,9 @@ func flowOf(t testing.TB, maps map[string]*ebpf.Map, key abiNatFlowKey) (flow ab
 }
 
 // changeFlows lets change change every flow.
-func changeFlows(t testing.TB, maps map[string]*ebpf.Map, change func(*abiNatFlowKey, *abiNatFlow)) {
+func changeFlows(t testing.TB, maps map[string]*ebpf.Map, change func(*abiNatFlow)) {
 	t.Helper()
-	inTables(t, maps, func(s *tables) {
-		s.each(func(_ int, session *abiNatSession) {
-			for direction := range session.Keys {
-				if session.Keys[direction] != (abiNatFlowKey{}) {
-					change(&session.Keys[direction], &session.Flows[direction])
-				}
-			}
-		})
-	})
+	inTables(t, maps, func(s *tables) { s.each(change) })
 }
 
 // forgetSessions makes the engine one that has never had a session.
@@ -183,10 +176,10 @@ func forgetSessions(t testing.TB, maps map[string]*ebpf.Map) {
 				s.buckets[i] = abiNatBucket{}
 			}
 		}
-		clear(s.sessions[:min(int(s.counts.Sessions), len(s.sessions))])
+		clear(s.flows[:2*min(int(s.counts.Sessions), len(s.flows)/2)])
 		s.counts.Sessions = 0
 	})
-	for maps["free_sessions"].LookupAndDelete(nil, new(uint32)) == nil {
+	for maps["free_flows"].LookupAndDelete(nil, new(uint32)) == nil {
 	}
 }
 

@@ -29,19 +29,20 @@ const (
 	tableTestMapExcludeSrc     = "exclude_src"
 	tableTestMapExcludes       = "excludes"
 	tableTestMapFilterEntries  = "filter_entries"
+	tableTestMapFlowBits       = "flow_bits"
+	tableTestMapFlowRests      = "flow_rests"
 	tableTestMapFlowTable      = "flow_table"
+	tableTestMapFlows          = "flows"
 	tableTestMapFragmentQueue  = "fragment_queue"
 	tableTestMapFragments      = "fragments"
 	tableTestMapFreeAddresses  = "free_addresses"
+	tableTestMapFreeFlows      = "free_flows"
 	tableTestMapFreePorts      = "free_ports"
-	tableTestMapFreeSessions   = "free_sessions"
 	tableTestMapHolders        = "holders"
 	tableTestMapMappingQueue   = "mapping_queue"
 	tableTestMapMappingTable   = "mapping_table"
 	tableTestMapOrigins        = "origins"
 	tableTestMapRules          = "rules"
-	tableTestMapSessionBits    = "session_bits"
-	tableTestMapSessions       = "sessions"
 	tableTestMapSlots          = "slots"
 	tableTestMapSources        = "sources"
 	tableTestMapSubClasses     = "sub_classes"
@@ -121,19 +122,20 @@ type tableTestMapSpecs struct {
 	ExcludeSrc     *ebpf.MapSpec `ebpf:"exclude_src"`
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
+	FlowBits       *ebpf.MapSpec `ebpf:"flow_bits"`
+	FlowRests      *ebpf.MapSpec `ebpf:"flow_rests"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
+	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
+	FreeFlows      *ebpf.MapSpec `ebpf:"free_flows"`
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
-	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
 	Holders        *ebpf.MapSpec `ebpf:"holders"`
 	MappingQueue   *ebpf.MapSpec `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.MapSpec `ebpf:"mapping_table"`
 	Origins        *ebpf.MapSpec `ebpf:"origins"`
 	Rules          *ebpf.MapSpec `ebpf:"rules"`
-	SessionBits    *ebpf.MapSpec `ebpf:"session_bits"`
-	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Sources        *ebpf.MapSpec `ebpf:"sources"`
 	SubClasses     *ebpf.MapSpec `ebpf:"sub_classes"`
@@ -183,19 +185,20 @@ type tableTestMaps struct {
 	ExcludeSrc     *ebpf.Map `ebpf:"exclude_src"`
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
+	FlowBits       *ebpf.Map `ebpf:"flow_bits"`
+	FlowRests      *ebpf.Map `ebpf:"flow_rests"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
+	Flows          *ebpf.Map `ebpf:"flows"`
 	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
 	Fragments      *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
+	FreeFlows      *ebpf.Map `ebpf:"free_flows"`
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
-	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
 	Holders        *ebpf.Map `ebpf:"holders"`
 	MappingQueue   *ebpf.Map `ebpf:"mapping_queue"`
 	MappingTable   *ebpf.Map `ebpf:"mapping_table"`
 	Origins        *ebpf.Map `ebpf:"origins"`
 	Rules          *ebpf.Map `ebpf:"rules"`
-	SessionBits    *ebpf.Map `ebpf:"session_bits"`
-	Sessions       *ebpf.Map `ebpf:"sessions"`
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Sources        *ebpf.Map `ebpf:"sources"`
 	SubClasses     *ebpf.Map `ebpf:"sub_classes"`
@@ -219,19 +222,20 @@ func (m *tableTestMaps) Close() error {
 		m.ExcludeSrc,
 		m.Excludes,
 		m.FilterEntries,
+		m.FlowBits,
+		m.FlowRests,
 		m.FlowTable,
+		m.Flows,
 		m.FragmentQueue,
 		m.Fragments,
 		m.FreeAddresses,
+		m.FreeFlows,
 		m.FreePorts,
-		m.FreeSessions,
 		m.Holders,
 		m.MappingQueue,
 		m.MappingTable,
 		m.Origins,
 		m.Rules,
-		m.SessionBits,
-		m.Sessions,
 		m.Slots,
 		m.Sources,
 		m.SubClasses,

@@ -30,14 +30,17 @@ const (
 	tcMapExcludeSrc     = "exclude_src"
 	tcMapExcludes       = "excludes"
 	tcMapFilterEntries  = "filter_entries"
+	tcMapFlowBits       = "flow_bits"
+	tcMapFlowRests      = "flow_rests"
 	tcMapFlowTable      = "flow_table"
+	tcMapFlows          = "flows"
 	tcMapFragmentIds    = "fragment_ids"
 	tcMapFragmentQueue  = "fragment_queue"
 	tcMapFragmentRooms  = "fragment_rooms"
 	tcMapFragments      = "fragments"
 	tcMapFreeAddresses  = "free_addresses"
+	tcMapFreeFlows      = "free_flows"
 	tcMapFreePorts      = "free_ports"
-	tcMapFreeSessions   = "free_sessions"
 	tcMapFreshSources   = "fresh_sources"
 	tcMapHeldDatagrams  = "held_datagrams"
 	tcMapHeldFragments  = "held_fragments"
@@ -55,8 +58,6 @@ const (
 	tcMapProbed         = "probed"
 	tcMapRules          = "rules"
 	tcMapRulesRecent    = "rules_recent"
-	tcMapSessionBits    = "session_bits"
-	tcMapSessions       = "sessions"
 	tcMapSlots          = "slots"
 	tcMapSources        = "sources"
 	tcMapStats          = "stats"
@@ -144,14 +145,17 @@ type tcMapSpecs struct {
 	ExcludeSrc     *ebpf.MapSpec `ebpf:"exclude_src"`
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
+	FlowBits       *ebpf.MapSpec `ebpf:"flow_bits"`
+	FlowRests      *ebpf.MapSpec `ebpf:"flow_rests"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
+	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	FragmentIds    *ebpf.MapSpec `ebpf:"fragment_ids"`
 	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
 	FragmentRooms  *ebpf.MapSpec `ebpf:"fragment_rooms"`
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
+	FreeFlows      *ebpf.MapSpec `ebpf:"free_flows"`
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
-	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
 	FreshSources   *ebpf.MapSpec `ebpf:"fresh_sources"`
 	HeldDatagrams  *ebpf.MapSpec `ebpf:"held_datagrams"`
 	HeldFragments  *ebpf.MapSpec `ebpf:"held_fragments"`
@@ -169,8 +173,6 @@ type tcMapSpecs struct {
 	Probed         *ebpf.MapSpec `ebpf:"probed"`
 	Rules          *ebpf.MapSpec `ebpf:"rules"`
 	RulesRecent    *ebpf.MapSpec `ebpf:"rules_recent"`
-	SessionBits    *ebpf.MapSpec `ebpf:"session_bits"`
-	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Sources        *ebpf.MapSpec `ebpf:"sources"`
 	Stats          *ebpf.MapSpec `ebpf:"stats"`
@@ -224,14 +226,17 @@ type tcMaps struct {
 	ExcludeSrc     *ebpf.Map `ebpf:"exclude_src"`
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
+	FlowBits       *ebpf.Map `ebpf:"flow_bits"`
+	FlowRests      *ebpf.Map `ebpf:"flow_rests"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
+	Flows          *ebpf.Map `ebpf:"flows"`
 	FragmentIds    *ebpf.Map `ebpf:"fragment_ids"`
 	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
 	FragmentRooms  *ebpf.Map `ebpf:"fragment_rooms"`
 	Fragments      *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
+	FreeFlows      *ebpf.Map `ebpf:"free_flows"`
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
-	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
 	FreshSources   *ebpf.Map `ebpf:"fresh_sources"`
 	HeldDatagrams  *ebpf.Map `ebpf:"held_datagrams"`
 	HeldFragments  *ebpf.Map `ebpf:"held_fragments"`
@@ -249,8 +254,6 @@ type tcMaps struct {
 	Probed         *ebpf.Map `ebpf:"probed"`
 	Rules          *ebpf.Map `ebpf:"rules"`
 	RulesRecent    *ebpf.Map `ebpf:"rules_recent"`
-	SessionBits    *ebpf.Map `ebpf:"session_bits"`
-	Sessions       *ebpf.Map `ebpf:"sessions"`
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Sources        *ebpf.Map `ebpf:"sources"`
 	Stats          *ebpf.Map `ebpf:"stats"`
@@ -278,14 +281,17 @@ func (m *tcMaps) Close() error {
 		m.ExcludeSrc,
 		m.Excludes,
 		m.FilterEntries,
+		m.FlowBits,
+		m.FlowRests,
 		m.FlowTable,
+		m.Flows,
 		m.FragmentIds,
 		m.FragmentQueue,
 		m.FragmentRooms,
 		m.Fragments,
 		m.FreeAddresses,
+		m.FreeFlows,
 		m.FreePorts,
-		m.FreeSessions,
 		m.FreshSources,
 		m.HeldDatagrams,
 		m.HeldFragments,
@@ -303,8 +309,6 @@ func (m *tcMaps) Close() error {
 		m.Probed,
 		m.Rules,
 		m.RulesRecent,
-		m.SessionBits,
-		m.Sessions,
 		m.Slots,
 		m.Sources,
 		m.Stats,

@@ -30,14 +30,17 @@ const (
 	xdpMapExcludeSrc     = "exclude_src"
 	xdpMapExcludes       = "excludes"
 	xdpMapFilterEntries  = "filter_entries"
+	xdpMapFlowBits       = "flow_bits"
+	xdpMapFlowRests      = "flow_rests"
 	xdpMapFlowTable      = "flow_table"
+	xdpMapFlows          = "flows"
 	xdpMapFragmentIds    = "fragment_ids"
 	xdpMapFragmentQueue  = "fragment_queue"
 	xdpMapFragmentRooms  = "fragment_rooms"
 	xdpMapFragments      = "fragments"
 	xdpMapFreeAddresses  = "free_addresses"
+	xdpMapFreeFlows      = "free_flows"
 	xdpMapFreePorts      = "free_ports"
-	xdpMapFreeSessions   = "free_sessions"
 	xdpMapFreshSources   = "fresh_sources"
 	xdpMapHeldDatagrams  = "held_datagrams"
 	xdpMapHeldFragments  = "held_fragments"
@@ -55,8 +58,6 @@ const (
 	xdpMapProbed         = "probed"
 	xdpMapRules          = "rules"
 	xdpMapRulesRecent    = "rules_recent"
-	xdpMapSessionBits    = "session_bits"
-	xdpMapSessions       = "sessions"
 	xdpMapSlots          = "slots"
 	xdpMapSources        = "sources"
 	xdpMapStats          = "stats"
@@ -138,14 +139,17 @@ type xdpMapSpecs struct {
 	ExcludeSrc     *ebpf.MapSpec `ebpf:"exclude_src"`
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
+	FlowBits       *ebpf.MapSpec `ebpf:"flow_bits"`
+	FlowRests      *ebpf.MapSpec `ebpf:"flow_rests"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
+	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	FragmentIds    *ebpf.MapSpec `ebpf:"fragment_ids"`
 	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
 	FragmentRooms  *ebpf.MapSpec `ebpf:"fragment_rooms"`
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
 	FreeAddresses  *ebpf.MapSpec `ebpf:"free_addresses"`
+	FreeFlows      *ebpf.MapSpec `ebpf:"free_flows"`
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
-	FreeSessions   *ebpf.MapSpec `ebpf:"free_sessions"`
 	FreshSources   *ebpf.MapSpec `ebpf:"fresh_sources"`
 	HeldDatagrams  *ebpf.MapSpec `ebpf:"held_datagrams"`
 	HeldFragments  *ebpf.MapSpec `ebpf:"held_fragments"`
@@ -163,8 +167,6 @@ type xdpMapSpecs struct {
 	Probed         *ebpf.MapSpec `ebpf:"probed"`
 	Rules          *ebpf.MapSpec `ebpf:"rules"`
 	RulesRecent    *ebpf.MapSpec `ebpf:"rules_recent"`
-	SessionBits    *ebpf.MapSpec `ebpf:"session_bits"`
-	Sessions       *ebpf.MapSpec `ebpf:"sessions"`
 	Slots          *ebpf.MapSpec `ebpf:"slots"`
 	Sources        *ebpf.MapSpec `ebpf:"sources"`
 	Stats          *ebpf.MapSpec `ebpf:"stats"`
@@ -218,14 +220,17 @@ type xdpMaps struct {
 	ExcludeSrc     *ebpf.Map `ebpf:"exclude_src"`
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
+	FlowBits       *ebpf.Map `ebpf:"flow_bits"`
+	FlowRests      *ebpf.Map `ebpf:"flow_rests"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
+	Flows          *ebpf.Map `ebpf:"flows"`
 	FragmentIds    *ebpf.Map `ebpf:"fragment_ids"`
 	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
 	FragmentRooms  *ebpf.Map `ebpf:"fragment_rooms"`
 	Fragments      *ebpf.Map `ebpf:"fragments"`
 	FreeAddresses  *ebpf.Map `ebpf:"free_addresses"`
+	FreeFlows      *ebpf.Map `ebpf:"free_flows"`
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
-	FreeSessions   *ebpf.Map `ebpf:"free_sessions"`
 	FreshSources   *ebpf.Map `ebpf:"fresh_sources"`
 	HeldDatagrams  *ebpf.Map `ebpf:"held_datagrams"`
 	HeldFragments  *ebpf.Map `ebpf:"held_fragments"`
@@ -243,8 +248,6 @@ type xdpMaps struct {
 	Probed         *ebpf.Map `ebpf:"probed"`
 	Rules          *ebpf.Map `ebpf:"rules"`
 	RulesRecent    *ebpf.Map `ebpf:"rules_recent"`
-	SessionBits    *ebpf.Map `ebpf:"session_bits"`
-	Sessions       *ebpf.Map `ebpf:"sessions"`
 	Slots          *ebpf.Map `ebpf:"slots"`
 	Sources        *ebpf.Map `ebpf:"sources"`
 	Stats          *ebpf.Map `ebpf:"stats"`
@@ -272,14 +275,17 @@ func (m *xdpMaps) Close() error {
 		m.ExcludeSrc,
 		m.Excludes,
 		m.FilterEntries,
+		m.FlowBits,
+		m.FlowRests,
 		m.FlowTable,
+		m.Flows,
 		m.FragmentIds,
 		m.FragmentQueue,
 		m.FragmentRooms,
 		m.Fragments,
 		m.FreeAddresses,
+		m.FreeFlows,
 		m.FreePorts,
-		m.FreeSessions,
 		m.FreshSources,
 		m.HeldDatagrams,
 		m.HeldFragments,
@@ -297,8 +303,6 @@ func (m *xdpMaps) Close() error {
 		m.Probed,
 		m.Rules,
 		m.RulesRecent,
-		m.SessionBits,
-		m.Sessions,
 		m.Slots,
 		m.Sources,
 		m.Stats,
