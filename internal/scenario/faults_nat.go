@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -104,6 +105,24 @@ var natFaults = []Fault{
 		cure:    publishedAt(80),
 	},
 	{
+		Code:    "port-blocks-exhausted",
+		Healthy: "one subscriber of a pool whose only address has fifteen port blocks of 4096 ports",
+		Broken:  "thirteen more subscribers have one block each, of which they use a port",
+		Cured:   "the pool gives smaller blocks from now on; sessions and blocks in use stay as they are",
+		healthy: do(onClient(manyAddresses), engine(fmt.Sprintf(carrier, "{size: 4096}"))),
+		broken:  send(datagramsOfMany),
+		cure:    follow("sed -i", "natkit"),
+	},
+	{
+		Code:    "port-block-too-small",
+		Healthy: "a subscriber has twenty sessions, and a block of 64 ports with another one like it",
+		Broken:  "it also sends forty datagrams a second, each from another port: the ports of those before are in hold-down",
+		Cured:   "extra blocks are larger, and there may be more of them",
+		healthy: engine(fmt.Sprintf(carrier, "{size: 64, extra: 64, at_most: 1}")),
+		broken:  do(before(9*time.Second, freshFlows(40)), send(freshFlows(40))),
+		cure:    follow("sed -i", "natkit"),
+	},
+	{
 		Code:    "engine-source-limit",
 		Healthy: "a client has exactly as many sessions as the engine's rule file allows one host",
 		Broken:  "the rule file allows one host five sessions fewer than the client needs",
@@ -141,6 +160,50 @@ func publishedAt(port int) action {
 const engineFlows = 20
 
 const masquerade = "rules:\n  - masquerade: {clients}\n"
+
+// carrier is a rule file of a pool with port blocks, in which sessions end soon and their ports are
+// in hold-down as long as usual.
+const carrier = "pools: {cgn: {addresses: 203.0.113.9, blocks: %s}}\ndefaults: {timeouts: {udp: 2s}}\nrules:\n  - {snat: '{clients}', to: cgn}\n"
+
+// manyAddresses gives the client the addresses that datagramsOfMany sends from.
+const manyAddresses = "for n in $(seq 50 62); do ip addr add 192.168.0.$n/24 dev eth0; done"
+
+// datagramsOfMany has each of these addresses send a flow.
+func datagramsOfMany(ctx context.Context, s *faultRun) error {
+	var wg sync.WaitGroup
+	var failed [13]error
+	for i := range failed {
+		wg.Go(func() {
+			failed[i] = datagramsFrom(fmt.Sprintf("192.168.0.%d", 50+i), "{server}:5353", 1, 20, 10)(ctx, s)
+		})
+	}
+	wg.Wait()
+	return errors.Join(failed[:]...)
+}
+
+// freshFlows sends so many datagrams a second from the client, each from another port.
+func freshFlows(perSecond int) action {
+	return func(ctx context.Context, s *faultRun) error {
+		const ticks = 20 // a second
+		to, port := net.UDPAddrFromAddrPort(s.addrPort("{server}:5353")), 1024
+		return every(ctx, time.Second/ticks, func() error {
+			return s.lab.Node(lab.RoleClient).Do(func() error {
+				for range perSecond / ticks {
+					if port++; port > 30000 {
+						port = 1025
+					}
+					c, err := net.DialUDP("udp4", &net.UDPAddr{Port: port}, to)
+					if err != nil {
+						return err
+					}
+					_, _ = c.Write([]byte("x")) // what comes back is none of its business
+					c.Close()
+				}
+				return nil
+			})
+		})
+	}
+}
 
 // engine brings natkit's engine up on the gateway with a rule file, in place of the one that
 // is, and lets the client's programs send.

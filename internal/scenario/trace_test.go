@@ -282,8 +282,9 @@ var tracedFaults = map[string]struct {
 
 // untracedFaults are the others, and why no packet's end shows them.
 var untracedFaults = map[string]string{
-	"engine-source-limit": "dropped by natkit's engine: TestTraceEngine", "snat-port-race": "a race that a lab meets now and then: as snat-ports-exhausted",
-	"stale-snat": "translated by an old entry, and lost elsewhere", "stale-udp-dnat": "translated by an old entry, and lost elsewhere",
+	"engine-source-limit": "dropped by natkit's engine: TestTraceEngine", "port-blocks-exhausted": "none is lost", "port-block-too-small": "dropped by natkit's engine: TestTraceEngine",
+	"snat-port-race": "a race that a lab meets now and then: as snat-ports-exhausted",
+	"stale-snat":     "translated by an old entry, and lost elsewhere", "stale-udp-dnat": "translated by an old entry, and lost elsewhere",
 	"answers-lost": "never come back", "backend-silent": "the backend sends nothing", "hairpin-missing": "the reply takes a shorter path, and its receiver refuses it",
 	"engine-drift": "no packet", "accel-slow-path": "none is lost", "link-down": "arrives at no device", "vlan-mismatch": "no IP packet of a known device",
 	"wrong-destination-mac": "a frame for somebody else is dropped before its IP header is looked at", "duplicate-address": "taken by another host",

@@ -90,6 +90,8 @@ var catalogue = []Cause{
 	localPortsExhausted,
 	unrepliedFlood,
 	engineDrift,
+	portBlocksExhausted,
+	portBlockTooSmall,
 	engineSourceLimit,
 	accelSlowPath,
 	conntrackTableNearlyFull,

@@ -45,6 +45,8 @@ func filled(v reflect.Value) {
 		v.SetBool(true)
 	case reflect.Uint16, reflect.Uint64:
 		v.SetUint(7)
+	case reflect.Float64:
+		v.SetFloat(0.5)
 	case reflect.Int:
 		v.SetInt(7)
 	default:

@@ -22,6 +22,17 @@ func withEngine(s *snapshot.Snapshot) *snapshot.Engine {
 	return s.Engine
 }
 
+// withCarrier has it translate for subscribers with port blocks.
+func withCarrier(s *snapshot.Snapshot) *snapshot.Engine {
+	e := withEngine(s)
+	e.PerSource, e.Subscribers, e.HoldDown = 0, 90, 120
+	e.Sources = []snapshot.EngineSource{{Addr: addr("100.64.0.7"), Pool: "cgn", Class: "default", Sessions: 600, Ports: 1000, HoldDown: 100, Blocks: 2, BlockPorts: 768}}
+	e.Classes = []snapshot.EngineClass{{Name: "default", Ports: 2048, NewPerSecond: 100, Burst: 400, Lines: map[string]int{"ports": 12, "new_per_second": 12}}}
+	e.Pools = []snapshot.EnginePool{{Name: "cgn", Addresses: 1, Subscribers: 90, Ports: 64512, FreeTCP: 40000, FreeUDP: 40000, FreeICMP: 40000, Share: 0.71,
+		BlockSize: 512, ExtraSize: 256, ExtraMax: 1, BlocksUsed: 90, BlocksFree: 36, Taken: 20000, Lines: map[string]int{"size": 8, "extra": 8, "at_most": 8}}}
+	return e
+}
+
 // withAccel has natkit accel forward flows of the gateway.
 func withAccel(s *snapshot.Snapshot) *snapshot.Engine {
 	s.Engine = &snapshot.Engine{Kind: "accel", Sessions: 40, SessionsMax: 1000, Interfaces: []string{"eth0", "eth1"}, Flags: []string{"--flows", "1000", "--bypass"},
@@ -33,6 +44,32 @@ func init() {
 	examples["engine-source-limit"] = func(s *snapshot.Snapshot) {
 		e := withEngine(s)
 		e.Packets["source-limit"], e.Sources[0].Sessions = 80, 200
+		e.Sources[0].Refused = map[string]uint64{"source-limit": 80}
+	}
+	examples["port-blocks-exhausted"] = func(s *snapshot.Snapshot) {
+		e := withCarrier(s)
+		e.Pools[0].BlocksUsed, e.Pools[0].BlocksFree, e.Pools[0].Refused = 126, 0, map[string]uint64{"no-block": 40}
+		e.Packets["no-block"] = 40
+	}
+	moreExamples["port-blocks-exhausted, nearly, large blocks"] = func(s *snapshot.Snapshot) {
+		e := withCarrier(s)
+		e.Pools[0].BlocksUsed, e.Pools[0].BlocksFree, e.Pools[0].Taken = 101, 25, 3000
+	}
+	examples["port-block-too-small"] = func(s *snapshot.Snapshot) {
+		e := withCarrier(s)
+		e.Packets["port-limit"], e.Sources[0].Refused, e.Sources[0].HoldDown = 300, map[string]uint64{"port-limit": 300}, 900
+	}
+	moreExamples["engine-source-limit, ports of a class"] = func(s *snapshot.Snapshot) {
+		e := withCarrier(s)
+		e.Packets["port-limit"], e.Sources[0].Refused, e.Sources[0].Ports = 300, map[string]uint64{"port-limit": 300}, 2048
+	}
+	moreExamples["engine-source-limit, blocks"] = func(s *snapshot.Snapshot) {
+		e := withCarrier(s)
+		e.Packets["port-limit"], e.Sources[0].Refused, e.Sources[0].HoldDown = 300, map[string]uint64{"port-limit": 300}, 400
+	}
+	moreExamples["engine-source-limit, new sessions"] = func(s *snapshot.Snapshot) {
+		e := withCarrier(s)
+		e.Packets["rate-limit"], e.Sources[0].Refused = 300, map[string]uint64{"rate-limit": 300}
 	}
 	examples["engine-drift"] = func(s *snapshot.Snapshot) {
 		withEngine(s).Drift = []snapshot.EngineDrift{{What: "interface eth0 was recreated and carries no program", Stops: true}, {What: "interface eth1 has another MTU, 1400"}}
@@ -69,8 +106,14 @@ func TestEngineHealthy(t *testing.T) {
 		"drift that serve follows": func(e *snapshot.Engine) {
 			e.Served, e.Drift = true, []snapshot.EngineDrift{{What: "interface eth0 has another MTU, 1400"}}
 		},
-		"engine nft":          func(e *snapshot.Engine) { *e = snapshot.Engine{Kind: "nft", Table: "ip natkit", Rules: 3} },
-		"accel":               func(e *snapshot.Engine) { *e = snapshot.Engine{Kind: "accel", Sessions: 1000, SessionsMax: 1000} },
+		"engine nft": func(e *snapshot.Engine) { *e = snapshot.Engine{Kind: "nft", Table: "ip natkit", Rules: 3} },
+		"accel":      func(e *snapshot.Engine) { *e = snapshot.Engine{Kind: "accel", Sessions: 1000, SessionsMax: 1000} },
+		"four of five port blocks in use, less one": func(e *snapshot.Engine) {
+			e.Pools = []snapshot.EnginePool{{Name: "cgn", BlockSize: 512, BlocksUsed: 79, BlocksFree: 21}}
+		},
+		"a subscriber whose ports are in hold-down, refused nothing": func(e *snapshot.Engine) {
+			e.Sources[0].Blocks, e.Sources[0].Ports, e.Sources[0].HoldDown = 1, 64, 64
+		},
 		"stray packets alone": func(e *snapshot.Engine) { e.Packets["no-mapping"], e.Packets["filtered"] = 5000, 5000 },
 	} {
 		s := gateway()
@@ -192,12 +235,17 @@ func TestEngineUpAgain(t *testing.T) {
 // The commands of a cure change the line of the file that is meant, and no other.
 func TestEngineRemedies(t *testing.T) {
 	for name, want := range map[string]string{
-		"snat-ports-exhausted, engine":       `sed -i -E '7s/\bports: *5000-5999\b/ports: 1024-65535/' /etc/natkit.yaml`,
-		"conntrack-table-full, engine":       `sed -i -E '4s/\bsessions: *1000\b/sessions: 2000/' /etc/natkit.yaml`,
-		"accel-slow-path":                    "natkit accel on --flows 1000 --bypass --tcp-liberal eth0 eth1",
-		"accel-slow-path, a full flow cache": "natkit accel on --bypass --flows 2000 eth0 eth1",
-		"engine-drift":                       "natkit apply -f /etc/natkit.yaml",
-		"engine-source-limit":                `sed -i -E '4s/\bsessions_per_source: *200\b/sessions_per_source: 800/' /etc/natkit.yaml`,
+		"snat-ports-exhausted, engine":                `sed -i -E '7s/\bports: *5000-5999\b/ports: 1024-65535/' /etc/natkit.yaml`,
+		"conntrack-table-full, engine":                `sed -i -E '4s/\bsessions: *1000\b/sessions: 2000/' /etc/natkit.yaml`,
+		"accel-slow-path":                             "natkit accel on --flows 1000 --bypass --tcp-liberal eth0 eth1",
+		"accel-slow-path, a full flow cache":          "natkit accel on --bypass --flows 2000 eth0 eth1",
+		"engine-drift":                                "natkit apply -f /etc/natkit.yaml",
+		"port-blocks-exhausted, nearly, large blocks": `sed -i -E '8s/\bsize: *512\b/size: 128/' /etc/natkit.yaml`,
+		"port-block-too-small":                        `sed -i -E '8s/\bextra: *256\b/extra: 2048/' /etc/natkit.yaml`,
+		"engine-source-limit, ports of a class":       `sed -i -E '12s/\bports: *2048\b/ports: 8192/' /etc/natkit.yaml`,
+		"engine-source-limit, blocks":                 `sed -i -E '8s/\bat_most: *1\b/at_most: 3/' /etc/natkit.yaml`,
+		"engine-source-limit, new sessions":           `sed -i -E '12s/\bnew_per_second: *100\b/new_per_second: 400/' /etc/natkit.yaml`,
+		"engine-source-limit":                         `sed -i -E '4s/\bsessions_per_source: *200\b/sessions_per_source: 800/' /etc/natkit.yaml`,
 	} {
 		s := gateway()
 		change := moreExamples[name]

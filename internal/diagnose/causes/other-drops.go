@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 )
 
@@ -141,6 +142,9 @@ func (f facts) otherDrop() (worst snapshot.Drop, part float64) {
 		if row.Cause != snapshot.CauseNone || row.Benign || row.Count >= implausible || row.Count < f.few(otherFew) || !f.here(row.Netns) || !f.passing(row) {
 			continue
 		}
+		if f.byEngine(row) {
+			continue
+		}
 		l, ok := f.link(row.Interface)
 		whole := max(row.Count, l.RxPackets)
 		if leaves(row.Location) {
@@ -154,6 +158,20 @@ func (f facts) otherDrop() (worst snapshot.Drop, part float64) {
 		}
 	}
 	return worst, part
+}
+
+// byEngine says whether the packets are those that natkit's engine dropped at its tc hook, and counts.
+func (f facts) byEngine(row snapshot.Drop) bool {
+	if !f.Engine.Tracks() || !strings.HasPrefix(strings.TrimLeft(row.Location, "_"), "netif_receive_skb_core") {
+		return false
+	}
+	n := uint64(0)
+	for _, r := range rulefile.Reasons {
+		if r.Kind == "dropped" {
+			n = saturate(n, f.counted(r.Name))
+		}
+	}
+	return row.Count <= 2*n // the two windows are not the same to the millisecond
 }
 
 // leaves says whether packets are dropped in a function on their way out: its interface is the one that they

@@ -132,6 +132,8 @@ var sourcesOf = map[string]groups{
 	"br-netfilter-overhead":        each(snapshot.CanInterfaces, snapshot.CanSysctls),
 	"needless-hooks":               each(snapshot.CanHooks, snapshot.CanInterfaces, snapshot.CanNFTables),
 	"ipsec-policies-many":          each(snapshot.CanInterfaces, snapshot.CanXfrm),
+	"port-blocks-exhausted":        each(snapshot.CanEngine),
+	"port-block-too-small":         each(snapshot.CanEngine),
 	"engine-source-limit":          each(snapshot.CanEngine),
 	"engine-drift":                 each(snapshot.CanEngine),
 	"accel-slow-path":              each(snapshot.CanEngine),
