@@ -44,6 +44,8 @@ func TestNATUsage(t *testing.T) {
 		{"events --kind born", `--kind "born": want created, ended or refused`},
 		{"explain nonsense", "is not of the form"},
 		{"explain", "want natkit explain PACKET"},
+		{"explain external 203.0.113.1", `"203.0.113.1": want an IPv4 address and a port`},
+		{"explain subscriber here", `"here": want an IPv4 address`},
 	} {
 		code, stdout, stderr := observed(t.Context(), tt.args)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, tt.says) {

@@ -17,6 +17,7 @@ import (
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
 )
 
 // Status is what is up in a namespace.
@@ -65,7 +66,11 @@ type AddressStatus struct {
 	FreeICMP   int        `json:"free_icmp"`
 	Masquerade bool       `json:"masquerade,omitempty"`
 	OneToOne   bool       `json:"one_to_one,omitempty"`
-	Leaving    bool       `json:"draining,omitempty"` // no rule wants it; it goes with its last mapping
+	Leaving    bool       `json:"draining,omitempty"`         // no rule wants it; it goes with its last mapping
+	Drains     bool       `json:"drained_by_rules,omitempty"` // key drain of its pool: nothing new is given from it
+	Sessions   *int       `json:"sessions,omitempty"`         // of an address that is drained, or that no rule wants
+	// EndsIn is when the last of these ends, if nothing more is sent in them.
+	EndsIn *snapshot.Seconds `json:"last_session_ends_in_s,omitempty"`
 }
 
 // ReadStatus reads what is up in a namespace.
@@ -159,7 +164,7 @@ func readAddresses(e *datapath.Engine, rec *record) (all []AddressStatus, err er
 	for _, a := range rec.Addresses {
 		out := AddressStatus{
 			Address: a.Addr, FirstPort: a.Ports[0], LastPort: a.Ports[1],
-			Masquerade: a.Masquerade, OneToOne: a.OneToOne, Leaving: a.Leaving,
+			Masquerade: a.Masquerade, OneToOne: a.OneToOne, Leaving: a.Leaving, Drains: a.Draining,
 		}
 		if a.Ports[0] > 0 {
 			free, err := e.FreePorts(a.Index)
@@ -174,7 +179,32 @@ func readAddresses(e *datapath.Engine, rec *record) (all []AddressStatus, err er
 		}
 		all = append(all, out)
 	}
-	return all, nil
+	return all, remaining(e, all)
+}
+
+// remaining counts the sessions of addresses that get no new ones.
+func remaining(e *datapath.Engine, all []AddressStatus) error {
+	of := map[netip.Addr]*AddressStatus{}
+	for i := range all {
+		if a := &all[i]; a.Leaving || a.Drains {
+			a.Sessions, a.EndsIn = new(int), new(snapshot.Seconds)
+			of[a.Address] = a
+		}
+	}
+	if len(of) == 0 {
+		return nil
+	}
+	return e.Sessions(func(s *rulefile.Session) bool {
+		a := of[s.SourceAfter.Addr()]
+		if a == nil || s.Source.Addr() == s.SourceAfter.Addr() {
+			a = of[s.Destination.Addr()] // a stranger's, to a mapping
+		}
+		if a != nil && s.State != rulefile.StateDead {
+			*a.Sessions++
+			*a.EndsIn = max(*a.EndsIn, s.Expires)
+		}
+		return true
+	})
 }
 
 // readLinks reports where the engine meets packets. The calling thread is in the namespace.

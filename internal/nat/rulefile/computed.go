@@ -121,8 +121,8 @@ func (l *Layout) problem() string {
 // ComputedBlock is a port block that follows from the rule file.
 type ComputedBlock struct {
 	Pool       string       `json:"pool"`
-	Subscriber netip.Prefix `json:"subscriber"`
-	Address    netip.Addr   `json:"external_address"`
+	Subscriber netip.Prefix `json:"subscriber,omitzero"`
+	Address    netip.Addr   `json:"external_address,omitzero"`
 	FirstPort  uint16       `json:"first_port"`
 	LastPort   uint16       `json:"last_port"`
 	Number     int          `json:"block"` // of the subscriber's, from 1

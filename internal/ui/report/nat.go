@@ -165,13 +165,26 @@ func natCounts(b *strings.Builder, s *control.Status) {
 func natKind(a control.AddressStatus) string {
 	switch {
 	case a.Leaving:
-		return "no rule uses it; it is removed with its last mapping"
+		return "no rule uses it; it is removed with its last mapping" + natRemaining(a)
+	case a.Drains:
+		return "drained: nothing new is given from it" + natRemaining(a)
 	case a.Masquerade:
 		return "the interface's"
 	case a.OneToOne:
 		return "given whole"
 	}
 	return ""
+}
+
+// natRemaining is what an address that is drained still has.
+func natRemaining(a control.AddressStatus) string {
+	if a.Sessions == nil || a.EndsIn == nil {
+		return ""
+	}
+	if *a.Sessions == 0 {
+		return "; no session is left"
+	}
+	return fmt.Sprintf("; %s left, the last until in %s if nothing more is sent", plural.Count(*a.Sessions, "session"), endsIn(time.Duration(*a.EndsIn)))
 }
 
 // NATRules is what natkit rules prints with -o json.
@@ -258,14 +271,22 @@ func NATEventText(w io.Writer, e *rulefile.Event) error {
 
 // NATExplanation is which rules a packet meets, and why.
 type NATExplanation struct {
-	Packet string          `json:"packet"`
+	Packet string          `json:"packet"` // or what else was asked
 	Steps  []rulefile.Step `json:"steps"`
+	// Blocks answer a question about a subscriber or an external endpoint.
+	Blocks []rulefile.ComputedBlock `json:"computed_blocks,omitempty"`
 }
 
 // Text writes the answers in the order in which they are asked for.
 func (x *NATExplanation) Text(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", x.Packet)
+	for _, c := range x.Blocks {
+		fmt.Fprintf(&b, "pool %s: block %d of subscriber %s is %s ports %d-%d\n", c.Pool, c.Number, c.Subscriber, c.Address, c.FirstPort, c.LastPort)
+	}
+	if len(x.Blocks)+len(x.Steps) == 0 {
+		b.WriteString("no port block follows from the rules: natkit who asks the log\n")
+	}
 	var last rulefile.Stage
 	for _, s := range x.Steps {
 		stage := string(s.Stage)
