@@ -143,14 +143,15 @@ func TestBadFiles(t *testing.T) {
 		return path
 	}
 	files := map[string]string{
-		"missing": filepath.Join(dir, "not-there"), "folder": dir, "below a file": write("plain", "words\n") + "/below",
+		"unreadable": "/proc/self/mem", // an input/output error, for root too
+		"missing":    filepath.Join(dir, "not-there"), "folder": dir, "below a file": write("plain", "words\n") + "/below",
 		"empty": write("empty", ""), "binary": write("binary", strings.Repeat("\x7fELF\x00\x01\xff\xfe\n", 2000)), "words": write("words", "these are words\n"),
 		"cut": write("cut", `{"schema": "natkit/snapshot/1", "host": {"hostname": "x`), "other": write("other", `{"results": [1, 2, 3]}`), "list": write("list", "[]"),
 	}
 	for _, command := range []string{
 		"doctor --from FILE", "doctor --from FILE --redact", "tune plan --from FILE", "report FILE", "report --compare FILE FILE", "conntrack list --from FILE", "conntrack stats --from FILE",
 		"conntrack top --from FILE", "profile --from FILE", "profile --diff FILE --for 10ms", "import --from FILE --inside a --outside b", "kconfig --from FILE", "up -f FILE --dry-run", "apply -f FILE --dry-run",
-		"explain -f FILE 1.1.1.1->2.2.2.2-in-eth0",
+		"explain -f FILE 1.1.1.1->2.2.2.2-in-eth0", "fleet report FILE", "fleet report FILE FILE", "doctor --compare FILE FILE", "serve -f FILE",
 	} {
 		for what, file := range files {
 			if what == "empty" && strings.HasPrefix(command, "conntrack") {
@@ -176,6 +177,57 @@ func TestBadNames(t *testing.T) {
 		"profile --for 1s --file /nowhere/x", "demo --report /nowhere/x.html", "import --from", "import --from x --local y",
 	} {
 		args := strings.Fields(line)
+		code, out, errs := runBad(t, "", args...)
+		refused(t, args, code, out, errs)
+	}
+}
+
+// Every command refuses words that it does not take and names those that it lacks, before it
+// does anything.
+func TestBadArguments(t *testing.T) {
+	leaves(testRoot(), nil, func(cmd *cobra.Command, words []string) {
+		several := strings.Contains(cmd.Use, "...")
+		switch {
+		case cmd.Hidden:
+			return
+		case !strings.ContainsAny(cmd.Use, "ABCDEFGHIJKLMNOPQRSTUVWXYZ"): // takes none
+			for _, word := range []string{"surplus", "", "-"} {
+				args := append(append([]string{}, words...), word)
+				code, out, errs := runBad(t, "", args...)
+				refused(t, args, code, out, errs)
+				if code != exitUsage {
+					t.Errorf("natkit %s: exit code %d, %s", strings.Join(args, " "), code, errs)
+				}
+			}
+		case !several:
+			args := append(append([]string{}, words...), "a", "b", "c", "d", "e")
+			code, out, errs := runBad(t, "", args...)
+			refused(t, args, code, out, errs)
+			if code != exitUsage {
+				t.Errorf("natkit %s: exit code %d, %s", strings.Join(args, " "), code, errs)
+			}
+		}
+		if names := strings.TrimSpace(strings.TrimPrefix(strings.TrimPrefix(cmd.Use, cmd.Name()), " [flags]")); names != "" && !strings.HasPrefix(names, "[") {
+			code, out, errs := runBad(t, "", words...)
+			refused(t, words, code, out, errs)
+			if code != exitUsage {
+				t.Errorf("natkit %s without %s: exit code %d, %s", strings.Join(words, " "), names, code, errs)
+			}
+		}
+	})
+}
+
+// What is asked in words of its own form: an endpoint, a flow, a packet, a moment, an identifier.
+func TestBadQuestions(t *testing.T) {
+	dir := t.TempDir()
+	for _, args := range [][]string{
+		{"who", "198.51.100.1"}, {"who", "198.51.100.1:x", "--at", "1h"}, {"who", "198.51.100.1:70000", "--at", "1h"}, {"who", "198.51.100.1:5", "tpc", "--at", "1h"}, {"who", "198.51.100.1:5"},
+		{"who", "198.51.100.1:5", "--at", "yesterday", "--dir", dir}, {"who", "198.51.100.1:5", "--at", "25:99", "--dir", dir}, {"who", "198.51.100.1:5", "--at", "1h", "--dir", filepath.Join(dir, "none")},
+		{"who", "198.51.100.1:5", "--at", "1h", "--within", "-3"}, {"log", "--age", "5 minutes"}, {"log", "--size", "1kB"}, {"log", "--size", "lots"},
+		{"trace", "tcp 1.2.3 -> 4.5.6.7"}, {"trace", "tcp 1.2.3.4:99999 -> 4.5.6.7:1"}, {"explain", "tcp"}, {"explain", "tcp 1.2.3.4:1 -> x in eth0"},
+		{"tune", "rollback", "x"}, {"tune", "rollback", "-1"}, {"doctor", "--at", "noon", "--history", dir}, {"history", "--since", "x"}, {"bench", "udp", "--rate", "fast"}, {"bench", "udp", "--flows", "ten"},
+		{"conntrack", "list", "--src", "1.2.3"}, {"conntrack", "list", "--src", "::1/129"}, {"drops", "--host", "nowhere"}, {"drops", "--port", "70000"}, {"sessions", "--source", "10.0.0.0/33"},
+	} {
 		code, out, errs := runBad(t, "", args...)
 		refused(t, args, code, out, errs)
 	}
