@@ -18,7 +18,7 @@ import (
 // and leaves nothing half done.
 func TestLacking(t *testing.T) {
 	const (
-		down    = "no NAT of natkit's is up here"
+		down    = "natkit is not the gateway here"
 		rights  = "this process is root without CAP_NET_ADMIN, CAP_SYS_ADMIN"
 		runDir  = "export NATKIT_RUN_DIR="
 		noSys   = "no sysfs is mounted on /sys"
@@ -83,7 +83,7 @@ func TestLacking(t *testing.T) {
 // Commands that only read say what they could not see, and what to do, wherever they are.
 func TestLackingReaders(t *testing.T) {
 	const (
-		down    = "no NAT of natkit's is up here"
+		down    = "natkit is not the gateway here"
 		off     = "acceleration is off here"
 		sudo    = "this needs root: sudo natkit "
 		rights  = "this process is root without CAP_NET_ADMIN, CAP_SYS_ADMIN"

@@ -106,13 +106,13 @@ func TestNATCommands(t *testing.T) {
 		}
 	}
 	for _, command := range []string{"status", "rules", "subscribers", "sessions", "mappings", "down", "events"} {
-		says(natkit(exitError, command), "no NAT of natkit's is up here")
+		says(natkit(exitError, command), "natkit is not the gateway here")
 	}
 	write("masquerade: 10.0.0.0/24")
-	says(natkit(exitError, "apply -f "+path), "no NAT of natkit's is up here")
+	says(natkit(exitError, "apply -f "+path), "natkit is not the gateway here")
 	says(natkit(exitError, "up -f "+path+".gone"), "read rule file")
 	says(natkit(exitOK, "up --dry-run -f "+path), "Would be up")
-	says(natkit(exitError, "status"), "no NAT of natkit's is up here")
+	says(natkit(exitError, "status"), "natkit is not the gateway here")
 	var out strings.Builder
 	packet := []string{"explain", "--netns", name, "-f", path, "tcp 10.0.0.9:1 -> 10.0.1.9:80 in in"}
 	if code := run(t.Context(), packet, &env{stdout: &out, stderr: &out}); code != exitOK {

@@ -112,7 +112,7 @@ func TestServeCommand(t *testing.T) {
 		t.Errorf("exit %d", code)
 	}
 	says("ended, and stopped the gateway")
-	if code, _, stderr := observed(t.Context(), "status --netns "+name); code != exitError || !strings.Contains(stderr, "no NAT of natkit's is up here") {
+	if code, _, stderr := observed(t.Context(), "status --netns "+name); code != exitError || !strings.Contains(stderr, "natkit is not the gateway here") {
 		t.Errorf("status at the end: exit %d, %s", code, stderr)
 	}
 }

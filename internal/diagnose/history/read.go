@@ -25,7 +25,7 @@ func (s Span) holds(t time.Time) bool {
 }
 
 // ErrNone is that nothing was ever recorded.
-var ErrNone = errors.New("no history is recorded here: natkit monitor records it")
+var ErrNone = errors.New("no history here: natkit monitor records it")
 
 // Read calls each with the entries of a folder whose time is in the span, in the order in which
 // they were written. Somebody may be writing. damaged says what could not be read, and

@@ -92,7 +92,7 @@ func instancePath(inode uint64, suffix string) string {
 }
 
 // ErrDown says that nothing is up in the namespace.
-var ErrDown = errors.New("no NAT of natkit's is up here: `natkit up -f FILE` brings one up")
+var ErrDown = errors.New("natkit is not the gateway here: `natkit up -f FILE` starts it")
 
 // errRecord says that somebody has damaged the record: natkit replaces it whole.
 var errRecord = errors.New("this is not the record of an instance")

@@ -77,6 +77,9 @@ func parts(dir string) ([]part, error) {
 // allParts lists all files, a journal behind its Parquet file.
 func allParts(dir string) ([]part, error) {
 	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("no log in %s: natkit log records one", dir)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list the log: %w", err)
 	}

@@ -19,7 +19,7 @@ type Hooks struct {
 	Engine *EngineNote     `json:"natkit_engine,omitempty"`
 }
 
-// Text writes a table for each hook that has a function.
+// Text writes a table for each hook that has a function, the first one with headers.
 func (r *Hooks) Text(w io.Writer) error {
 	var b strings.Builder
 	if len(r.Hooks) == 0 {
@@ -38,6 +38,9 @@ func (r *Hooks) Text(w io.Writer) error {
 		}
 		fmt.Fprintf(&b, "%s\n", place(r.Hooks[start]))
 		t := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+		if start == 0 {
+			fmt.Fprintf(t, "%12s\t%s\t%s\t%s\n", "priority", "stage", "function (└: called by the one above)", "owner, chain")
+		}
 		for _, h := range r.Hooks[start:end] {
 			fmt.Fprintf(t, "%12d\t%s\t%s\t%s\n", h.Priority, priorityName(h), functionCell(h), strings.TrimSpace(h.Owner+" "+h.Chain))
 		}
