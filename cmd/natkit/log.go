@@ -19,7 +19,9 @@ import (
 	"natkit/internal/kernel/netns"
 	"natkit/internal/kernel/service"
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/natlog"
 	"natkit/internal/natlog/collect"
+	"natkit/internal/natlog/sink"
 	"natkit/internal/natlog/store"
 	"natkit/internal/snapshot"
 	"natkit/internal/ui/report"
@@ -33,6 +35,7 @@ func logFolder(dir string) string {
 
 func newLogCommand(e *env) *cobra.Command {
 	var dir, room, age, node string
+	var sinks []string
 	var what collect.What
 	cmd := &cobra.Command{
 		Use:   "log",
@@ -59,10 +62,18 @@ started again reads on without a gap. The kernel's events come from conntrack:
 net.netfilter.nf_conntrack_events must not be 0 and should be 1. What was lost is in the
 log as a gap, and so is the time without natkit log under the kernel's NAT.
 
+--sink sends every record on to another program, and can be repeated: IPFIX and NetFlow
+collectors, syslog servers, a file or a server of JSON lines, and Kafka (docs/log.md has
+the URLs). A sink that is down or slow delays nothing: it catches up from the log. Sinks
+are reached from the network namespace in which natkit log runs, not from that of --netns.
+sinks.json in the folder of the log has what each was sent, what waits, and its last error.
+
 It needs root. As a service: systemctl enable --now natkit-log.`,
 		Example: `  natkit log
   natkit log --age 180d --size 20GB
-  natkit log --dir /tmp/natlog --destinations --netns gateway`,
+  natkit log --dir /tmp/natlog --destinations --netns gateway
+  natkit log --sink syslog+tls://log.example.net:6514?ca=/etc/ssl/log.pem
+  natkit log --sink ipfix+udp://192.0.2.9:4739 --sink json:///var/log/nat.json`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
@@ -71,6 +82,7 @@ It needs root. As a service: systemctl enable --now natkit-log.`,
 	f.StringVar(&age, "age", "180d", "keep hours for at most this `time`")
 	f.StringVar(&node, "node", "", "`NAME` of this machine in the log (default its host name)")
 	f.BoolVar(&what.Destinations, "destinations", false, "record each session with its destination")
+	f.StringArrayVar(&sinks, "sink", nil, "send records on to this `URL`, such as syslog+udp://192.0.2.9; can be repeated")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		o := collect.Options{What: what, Store: store.Options{Dir: logFolder(dir), Node: node}}
@@ -79,6 +91,13 @@ It needs root. As a service: systemctl enable --now natkit-log.`,
 		}
 		if o.Store.Age, err = parseAge(age); err != nil || o.Store.Age < time.Hour {
 			return usagef("--age %q: want a time of at least 1h, such as 180d", age)
+		}
+		for _, url := range sinks {
+			to, err := natlog.ParseSink(url)
+			if err != nil {
+				return usagef("--sink %w", err)
+			}
+			o.Sinks = append(o.Sinks, to)
 		}
 		if o.Store.Node == "" {
 			if o.Store.Node, err = os.Hostname(); err != nil {
@@ -100,6 +119,7 @@ It needs root. As a service: systemctl enable --now natkit-log.`,
 			lines.count(s)
 			service.Notify(service.Alive)
 		}
+		o.SinksTicked = lines.countSinks
 		err = collect.Run(cmd.Context(), o)
 		service.Notify(service.Stopping)
 		return unlessPipeClosed(cmp.Or(err, lines.failed))
@@ -150,7 +170,14 @@ type logLines struct {
 
 	mu     sync.Mutex
 	stats  store.Stats
+	sinks  []sink.State
 	failed error
+}
+
+func (l *logLines) countSinks(s []sink.State) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sinks = s
 }
 
 func (l *logLines) count(s store.Stats) {
@@ -162,7 +189,7 @@ func (l *logLines) count(s store.Stats) {
 func (l *logLines) say(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	line := report.LogLine{Time: time.Now(), Text: text, Records: l.stats.Records, Lost: l.stats.Lost, Gaps: l.stats.Gaps}
+	line := report.LogLine{Time: time.Now(), Text: text, Records: l.stats.Records, Lost: l.stats.Lost, Gaps: l.stats.Gaps, Sinks: l.sinks}
 	err := error(nil)
 	if l.json {
 		err = report.JSONLine(l.e.stdout, line)

@@ -17,6 +17,7 @@ import (
 	"natkit/internal/nat/control"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/natlog"
+	"natkit/internal/natlog/sink"
 	"natkit/internal/natlog/store"
 )
 
@@ -47,6 +48,9 @@ type Options struct {
 	Say     func(text string)
 	// Ticked is called every second.
 	Ticked func(store.Stats)
+	// Sinks are sent what is recorded; SinksTicked is called every second with how they are.
+	Sinks       []natlog.Sink
+	SinksTicked func([]sink.State)
 
 	openEngine func() (engineLog, error) // for tests; nil: that of the namespace
 	offset     func() int64              // for tests; nil: clockOffset
@@ -113,14 +117,38 @@ func Run(ctx context.Context, o Options) (err error) {
 		}
 		return err
 	}
-	if err := c.begin(ctx, engine, listening); err != nil {
-		return errors.Join(err, c.closeSources())
+	sinks, err := c.openSinks()
+	if err == nil {
+		err = c.begin(ctx, engine, listening)
 	}
-	defer func() { err = errors.Join(err, c.closeSources(), c.store.Close()) }()
+	if err != nil {
+		return errors.Join(err, c.closeSources(), sinks.Close())
+	}
+	defer func() { err = errors.Join(err, c.closeSources(), c.store.Close(), sinks.Close()) }()
 	alive := 0
 	c.each(func(natlog.Record) bool { alive++; return true })
 	o.Started(alive)
 	return c.loop(ctx)
+}
+
+// openSinks has the store send to them what it writes.
+func (c *collector) openSinks() (*sink.Sinks, error) {
+	if len(c.o.Sinks) == 0 {
+		return nil, nil
+	}
+	sinks, err := sink.Open(sink.Options{Dir: c.o.Store.Dir, Node: c.o.Store.Node, Sinks: c.o.Sinks, Say: c.o.Say})
+	if err != nil {
+		return nil, err
+	}
+	c.o.Store.Written, c.o.Store.Needed = sinks.Written, sinks.Needed
+	ticked := c.o.Ticked
+	c.o.Ticked = func(s store.Stats) {
+		ticked(s)
+		if c.o.SinksTicked != nil {
+			c.o.SinksTicked(sinks.State())
+		}
+	}
+	return sinks, nil
 }
 
 // begin opens the store. It goes on without a gap if the engine has everything that has happened

@@ -76,6 +76,12 @@ func NewTail(dir string, at Position) *Tail { return &Tail{dir: dir, at: at} }
 // At is up to where it has read.
 func (t *Tail) At() Position { return t.at }
 
+// Seek goes on at another position.
+func (t *Tail) Seek(to Position) {
+	t.Close()
+	t.at = to
+}
+
 // Close closes what is open.
 func (t *Tail) Close() {
 	if t.journal != nil {

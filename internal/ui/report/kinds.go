@@ -15,6 +15,8 @@ import (
 	"natkit/internal/lab"
 	"natkit/internal/nat/control"
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/natlog/sink"
+	"natkit/internal/natlog/wire"
 	"natkit/internal/scenario"
 	"natkit/internal/snapshot"
 	"natkit/internal/ui/live"
@@ -50,6 +52,8 @@ var Kinds = []Kind{
 	{"fleet", 1, fleet.Report{}, "fleet report", "fleet report -o json *.json | jq '.causes[] | select(.outlier)'"},
 	{fleet.Kind, fleet.Version, fleet.Node{}, "monitor", "monitor --metrics 127.0.0.1:9641"},
 	{"log-line", 1, LogLine{}, "log", "log -o json | jq -r .text"},
+	{wire.LineKind, wire.LineVersion, wire.Line{}, "log", "log --sink json:///var/log/nat.json"},
+	{sink.Kind, sink.Version, sink.File{}, "log", "log --sink json:///var/log/nat.json"},
 	{"who", 1, Who{}, "who", "who 198.51.100.1:5000 tcp --at 1h -o json | jq -r '.found[].internal.address'"},
 	{"trace-packet", 1, trace.Packet{}, "trace", "trace --host 192.0.2.1 -o json | jq .end"},
 	{"trace-summary", 1, follow.Summary{}, "trace", "trace --host 192.0.2.1 -o json | jq .packets"},

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"natkit/internal/natlog"
+	"natkit/internal/natlog/sink"
 	"natkit/internal/natlog/store"
 	"natkit/internal/snapshot"
 )
@@ -186,6 +187,8 @@ type LogLine struct {
 	Records uint64    `json:"records_total"` // since the start
 	Lost    uint64    `json:"lost_records_total"`
 	Gaps    uint64    `json:"gaps_total"`
+	// Sinks are those of --sink, as they were a moment ago.
+	Sinks []sink.State `json:"sinks,omitempty"`
 }
 
 // LogLineText writes it for people.
