@@ -99,7 +99,7 @@ func TestSubscribersRead(t *testing.T) {
 				t.Errorf("blocks %+v; were %+v", use, before)
 			}
 			// All sessions end; their ports are in hold-down.
-			changeFlows(t, r.maps, func(_ *abiNatFlowKey, flow *abiNatFlow) { flow.Seen -= Ticks(time.Hour) })
+			changeFlows(t, r.maps, func(flow *abiNatFlow) { flow.Seen -= Ticks(time.Hour) })
 			r.collects(t)
 			ktest.Wait(t, time.Minute, "all sessions to end", func() bool { return read()[greedy].Sessions == 0 && read()[small].Sessions == 0 })
 			have = read()
