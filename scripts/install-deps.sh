@@ -54,6 +54,8 @@ needs() {
 		traceroute          traceroute
 		vsftpd              vsftpd
 		turnserver          coturn
+		natpmpc             natpmpc
+		upnpc               miniupnpc
 		turnutils_natdiscovery   coturn
 		END
         ;;

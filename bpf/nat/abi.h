@@ -30,7 +30,9 @@ enum nat_limit {
 	NAT_SUBSCRIBER_BLOCKS = 8, /* that a subscriber may have: the first, and extra ones */
 	NAT_MAX_FRAGMENTS = 16384,
 	NAT_FLOW_POOL_SHIFT = 21,
-	NAT_DEAD_TICKS = 2000, /* between the end of a session and the reuse of its memory */
+	NAT_MAX_LEASES = 65536, /* explicit mappings */
+	NAT_LEASE_FILTERS = 8,  /* of one */
+	NAT_DEAD_TICKS = 2000,  /* between the end of a session and the reuse of its memory */
 };
 
 /* The side a packet comes from. Part of every flow key: a packet from outside with a spoofed
@@ -165,6 +167,7 @@ enum nat_flow_state {
 		0x00008000, /* its packets come back in after translation: see flow_hairpin */
 	NAT_FLOW_MASQUERADE = 0x00002000, /* external address may change: see hop_checked */
 	NAT_FLOW_TCP_SYN_OWNER = 0x00010000,
+	NAT_FLOW_LEASED = 0x00010000, /* in the peer's word: a lease keeps the session */
 	NAT_FLOW_TCP_SYN_PEER = 0x00020000,
 	NAT_FLOW_TCP_FIN_OWNER = 0x00040000,
 	NAT_FLOW_TCP_FIN_PEER = 0x00080000,
@@ -229,6 +232,7 @@ struct nat_mapping_key {
 enum nat_refs {
 	NAT_REFS_COUNT = 0x00ffffff,
 	NAT_REFS_FILTERING = 0x03000000, /* enum nat_filtering_mode << 24 */
+	NAT_REFS_LEASED = 0x04000000, /* has been held by a lease: `leases` has whom it lets in */
 	NAT_REFS_AGAIN =
 		0x10000000, /* in use again since it was queued: its hold-down starts again */
 	NAT_REFS_QUEUED =
@@ -415,6 +419,105 @@ struct nat_filter_entry {
 	__u32 refs;                /* enum nat_refs */
 };
 
+/*
+ * A lease is an explicit mapping: an internal endpoint keeps its mapping until a time, without
+ * packets. remote: only that remote endpoint is let in by it, and the session with it is kept too
+ * (PCP's PEER); 0 is none (MAP).
+ */
+struct nat_lease_key {
+	struct nat_mapping_key internal;
+	struct nat_addr remote;
+	__be16 remote_port;
+	__u16 zero;
+};
+
+/* Who is let in: an address and a port, each but for the bits that its mask lacks. */
+struct nat_lease_filter {
+	struct nat_addr addr, mask;
+	__be16 port, port_mask;
+	__u32 used; /* 0 or 1 */
+};
+
+enum nat_lease_flag {
+	NAT_LEASE_FILTERED = 1, /* filters say who is let in */
+	NAT_LEASE_WHOLE = 2,    /* the mapping is of a whole address */
+	NAT_LEASE_SESSION = 4,  /* it holds no mapping: of a session with a port of its own, or of
+				 * an address */
+	NAT_LEASE_OPEN = 8,     /* made without a nonce (NAT-PMP) */
+};
+
+struct nat_lease {
+	__u32 expires; /* ticks, never 0; 0: being removed. Changed by compare-and-exchange */
+	__u32 flags;   /* enum nat_lease_flag */
+	__u8 nonce[12];
+	struct nat_addr external;
+	__be16 external_port;
+	__u16 address; /* index */
+	__u32 serial;
+	__u8 protocol;
+	__u8 zero[7];
+	struct nat_lease_filter filters[NAT_LEASE_FILTERS];
+};
+
+/* An entry of lease_queue. */
+struct nat_lease_entry {
+	struct nat_lease_key key;
+	__u32 serial;
+};
+
+/* Written where leases are made and ended. */
+struct nat_lease_state {
+	__u32 leases; /* that there are */
+	__u32 serial; /* the last one's */
+	__u32 lost;   /* leases that ended before their time */
+	__u32 zero;
+};
+
+/* Since when no lease was lost: natkit writes it, and compares lost. */
+struct nat_lease_epoch {
+	__u64 since_ns; /* CLOCK_BOOTTIME; 0: nobody has asked yet */
+	__u32 lost;     /* of nat_lease_state, then */
+	__u32 zero;
+};
+
+enum nat_lease_op { NAT_LEASE_MAKE = 1, NAT_LEASE_END };
+
+enum nat_lease_request_flag {
+	NAT_LEASE_STRICT = 1,  /* that external endpoint or none */
+	NAT_LEASE_RESTATE = 2, /* filters replace those that there are */
+	NAT_LEASE_NO_NONCE = 4,
+};
+
+/* What became of a request, beside the enum nat_reason for which a packet would have been
+ * dropped. */
+enum nat_lease_result {
+	NAT_LEASE_DONE,
+	NAT_LEASE_NONE = 128,   /* there is no such lease */
+	NAT_LEASE_NONCE,        /* it is another client's */
+	NAT_LEASE_EXTERNAL,     /* that external endpoint can't be given */
+	NAT_LEASE_QUOTA,        /* the subscriber has as many as it may have */
+	NAT_LEASE_STATIC,       /* a rule maps the host; external is by what */
+	NAT_LEASE_UNTRANSLATED, /* no rule translates the host */
+	NAT_LEASE_UNSUPPORTED,  /* protocol */
+};
+
+/* What natkit asks nat/lease.bpf.c for, and its answer. */
+struct nat_lease_request {
+	struct nat_lease_key key; /* without pool */
+	__u8 nonce[12];
+	__u32 in, out;            /* interfaces: ingress, and by which packets would leave */
+	__u32 ticks;              /* until it expires */
+	__u32 limit;              /* leases of a subscriber */
+	struct nat_addr external; /* wanted, 0 any; then the one that it has */
+	__be16 external_port;     /* likewise */
+	__u8 protocol;
+	__u8 op;       /* enum nat_lease_op */
+	__u32 flags;   /* enum nat_lease_request_flag */
+	__u32 result;  /* enum nat_lease_result */
+	__u32 filters; /* how many */
+	struct nat_lease_filter filter[NAT_LEASE_FILTERS];
+};
+
 /* An interface. Index is for life of the instance; ifindex 0: gone. */
 enum nat_link_flag {
 	NAT_LINK_INSIDE = 1,
@@ -551,6 +654,7 @@ enum nat_config_flag {
 	NAT_CONFIG_PARITY = 4, /* RFC 4787 REQ-4 */
 	NAT_CONFIG_COUNT_SESSIONS = 8, /* some class limits sessions: those from outside count */
 	NAT_CONFIG_COUNT_PORTS = 16,   /* there are subscribers: their ports count */
+	NAT_CONFIG_LEASES = 32,        /* explicit mappings may be made */
 };
 
 /* One generation's configuration, in a slot of the map config. */
@@ -706,6 +810,9 @@ NAT_ASSERT(NAT_GRANULES << NAT_BLOCK_GRANULE_SHIFT <= 1 << NAT_BLOCK_ADDRESS_SHI
 NAT_ASSERT(sizeof(struct nat_filter_key) == 12);
 NAT_ASSERT(sizeof(struct nat_filter_entry) == 16);
 NAT_ASSERT(sizeof(struct nat_address) == 16);
+NAT_ASSERT(sizeof(struct nat_lease_key) == 16);
+NAT_ASSERT(sizeof(struct nat_lease) == 168);
+NAT_ASSERT(sizeof(struct nat_lease_request) == 192);
 NAT_ASSERT(sizeof(struct nat_link) == 20);
 NAT_ASSERT(sizeof(struct nat_rule) == 36);
 NAT_ASSERT(sizeof(struct nat_destination_key) == 16);

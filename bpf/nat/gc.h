@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Garbage collection: removes sessions that have expired, ports after their hold-down, and
+ * Garbage collection: removes sessions that have expired, ports after their hold-down, leases and
  * fragments. Called by a timer, a slice of work at a time: the packets of this CPU wait for it.
  *
  * Flows are looked at in the order of their numbers, round and round. The two queues
@@ -10,7 +10,7 @@
 #ifndef NATKIT_GC_H
 #define NATKIT_GC_H
 
-#include "nat/mapping.h"
+#include "nat/lease.h"
 #include "nat/state.h"
 
 enum gc_limit {
@@ -295,6 +295,29 @@ static long gc_held_down(__u32 n, struct slice *s)
 	return 0;
 }
 
+/* --- leases -------------------------------------------------------------------------- */
+
+static long gc_lease(__u32 n, struct slice *s)
+{
+	int looked;
+
+	if (gc_over(s, n, GC_SLICE_NS / 4 * 3))
+		return 1;
+	looked = lease_look(s->now);
+	OPAQUE(looked); /* clang would return it, less one: not 0 or 1 to the verifier */
+	return looked ? 0 : 1;
+}
+
+/* As many that all are looked at once a second, as far as the slice allows it. */
+static __always_inline void gc_leases(struct slice *s)
+{
+	struct nat_lease_state *state = lease_state_get();
+	__u32 count = state ? *(volatile __u32 *)&state->leases : 0;
+
+	count = (count + LEASE_ROUNDS - 1) / LEASE_ROUNDS;
+	bpf_loop(count < LEASES_PER_SLICE ? count : LEASES_PER_SLICE, gc_lease, s, 0);
+}
+
 /* --- fragments ---------------------------------------------------------------------- */
 
 /* The oldest datagram, if it is too old; 1 ends. A quarter of the slice is left. Packets
@@ -344,6 +367,7 @@ static int gc_tick(void *map, __u32 *index, struct gc *gc)
 		if (bpf_loop(GC_QUEUED, gc_held_down, &s, 0) == GC_QUEUED)
 			s.more = 1;
 		bpf_loop(GC_QUEUED, gc_fragment, &s, 0);
+		gc_leases(&s);
 		gc_sessions(&s);
 		c->gc_ran = s.now;
 	}

@@ -182,7 +182,8 @@ GLOBAL int mapping_reserve(struct reservation *r, __u32 now, __u64 only)
 	}
 	r->address = slot_id_address(id);
 	r->port = slot_id_port(id);
-	r->filtering = refs_read(&slot->refs) & NAT_REFS_FILTERING;
+	r->refs = refs_read(&slot->refs);
+	r->filtering = r->refs & NAT_REFS_FILTERING;
 	r->flags |= NAT_FLOW_MAPPED;
 	return GO_ON;
 }

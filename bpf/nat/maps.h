@@ -2,10 +2,11 @@
 /*
  * The maps that files of the engine share, or natkit reads: key, who writes, who reads, what
  * full means. A map that one file alone uses is in that file: count.h, flows.h, fragment.h, home.h,
- * icmp.h, log.h, rule.h, session.h, subscriber.h, verdict.h and nat/gc.bpf.c; control.h and links.h
- * have those that accel also has, whose own are in learn.h. "Packets" are the programs at the
- * hooks, "GC" the timer of nat/gc.bpf.c, "natkit" user space. max_entries given here are for tests
- * of the C code; package datapath puts in those of the rule file's limits before it loads.
+ * icmp.h, lease.h, log.h, rule.h, session.h, subscriber.h, verdict.h, nat/gc.bpf.c and
+ * nat/lease.bpf.c; control.h and links.h have those that accel also has, whose own are in learn.h.
+ * "Packets" are the programs at the hooks, "GC" the timer of nat/gc.bpf.c, "natkit" user space.
+ * max_entries given here are for tests of the C code; package datapath puts in those of the rule
+ * file's limits before it loads.
  *
  * Sessions and mappings lie in arrays, and tables of cache lines lead to them (table.h);
  * other state is in the kernel's preallocated hashes. None is LRU (but for fragments that

@@ -17,7 +17,7 @@
 #define NATKIT_SESSION_H
 
 #include "nat/verdict.h"
-#include "nat/mapping.h"
+#include "nat/lease.h"
 #include "nat/state.h"
 
 enum session_limit { SESSION_PORT_TRIES = 64 };
@@ -382,7 +382,9 @@ static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
 		class &= 3;
 		r->filtering = (__u32)rule->filtering[class] << 24;
 		independent = rule->mapping[class] == NAT_ENDPOINT_INDEPENDENT;
-		reason = independent ? mapping_find(r, p->now) : NAT_DROP_NO_MAPPING;
+		/* A lease makes a mapping whatever the rule's mode is. */
+		reason = independent || new->config &NAT_CONFIG_LEASES ? mapping_find(r, p->now)
+								       : NAT_DROP_NO_MAPPING;
 		if (reason == NAT_DROP_NO_MAPPING) {
 			reason = endpoint_take(ctx, &p->key, r, new->config, new->generation);
 			/* The last port of a block may have become another CPU's just now. */
@@ -752,11 +754,46 @@ SUBPROGRAM int session_verdict(struct ctx *ctx, const struct packet *p, struct n
 	return reason;
 }
 
-/* Whether the mapping that was addressed lets the packet's sender in, known by that address.
- * Sessions that external hosts open count as the host's: they fill its share, not the table. */
-static __always_inline int session_admitted(struct new_session *new, struct nat_addr sender)
+/* What a lease says of a packet from that remote endpoint to the mapping that was addressed.
+ * NAT_DROP_NO_MAPPING: nothing. */
+GLOBAL int session_leased(__be32 remote, __u32 remote_port)
 {
-	int reason = new->refused ? new->refused : mapping_admits(&new->target, addr_word(sender));
+	__u32 zero = 0;
+	struct new_session *new = bpf_map_lookup_elem(&new_sessions, &zero);
+	struct nat_lease_key key = {.remote = addr_of(remote), .remote_port = remote_port};
+	int reason;
+
+	if (!new)
+		return NAT_DROP_BYPASS;
+	key.internal = new->target.internal;
+	if (key.internal.class == NAT_OTHER)
+		key.internal.port = new->packet.key.dport;
+	key.internal.class = new->packet.class;
+	reason = lease_admits(&key, new->packet.now);
+	/* Only this packet holds it: a lease has ended, and with it what it opened. */
+	if (reason == NAT_DROP_NO_MAPPING && (new->target.refs &NAT_REFS_COUNT) == 1)
+		return NAT_DROP_FILTERED;
+	return reason;
+}
+
+/* Whether the mapping that was addressed lets in a packet from that remote endpoint. */
+static __always_inline int session_lets_in(const struct new_session *new, struct nat_addr remote,
+					   __be16 remote_port)
+{
+	int reason = NAT_DROP_NO_MAPPING;
+
+	if (new->target.refs & NAT_REFS_LEASED)
+		reason = session_leased(addr_word(remote), remote_port);
+	return reason == NAT_DROP_NO_MAPPING ? mapping_admits(&new->target, addr_word(remote))
+					     : reason;
+}
+
+/* Whether the mapping that was addressed lets the packet's sender in, known by those.
+ * Sessions that external hosts open count as the host's: they fill its share, not the table. */
+static __always_inline int session_admitted(struct new_session *new, struct nat_addr sender,
+					    __be16 port)
+{
+	int reason = new->refused ? new->refused : session_lets_in(new, sender, port);
 
 	if (reason != GO_ON || !(new->config &NAT_CONFIG_COUNT_SESSIONS))
 		return reason;
@@ -784,7 +821,7 @@ SUBPROGRAM int session_hairpin(const struct packet *p, struct nat_flow *out,
 
 	if (!self && !flow_entry(&back)) {
 		if (new->by_mapping)
-			reason = session_admitted(new, out->src);
+			reason = session_admitted(new, out->src, out->sport);
 		if (reason != NAT_DROP_FILTERED)
 			return reason;
 	}
@@ -827,7 +864,7 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 		takes = 1;
 	/* Before anything is taken. A host that is itself translated leaves first. */
 	if (new->by_mapping && !rule) {
-		reason = session_admitted(new, out->src);
+		reason = session_admitted(new, out->src, out->sport);
 		if (reason != GO_ON)
 			return reason;
 	}
@@ -847,7 +884,7 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 	}
 	if (rule && new->verdict.sessions &&new->flags & NAT_FLOW_HAIRPIN)
 		return session_hairpin(p, out, new);
-	return rule && new->by_mapping ? session_admitted(new, out->src) : GO_ON;
+	return rule && new->by_mapping ? session_admitted(new, out->src, out->sport) : GO_ON;
 }
 
 /* The remote of the filter entry that the session's owner made. */
@@ -982,7 +1019,7 @@ static __always_inline int session_admits(struct new_session *new, const struct 
 		return reason == NAT_PASS_NO_RULE ? NAT_DROP_NO_MAPPING : reason;
 	reason = mapping_addressed(r, p->now);
 	if (reason == GO_ON)
-		reason = mapping_admits(r, addr_word(p->key.src));
+		reason = session_lets_in(new, p->key.src, p->key.sport);
 	mapping_drop(r, p->now);
 	return reason;
 }

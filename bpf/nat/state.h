@@ -189,7 +189,7 @@ static __always_inline int state_packet(const struct packet *p)
 /*
  * Whether the session has been silent for longer than its time-out. What an inside
  * host sends keeps it alive; what comes from outside only if so configured (RFC 4787
- * REQ-6), or if no internal host is in it at all.
+ * REQ-6), or if no internal host is in it at all. One that a lease keeps waits for its end.
  */
 static __always_inline int state_expired(const struct nat_flow *owner, const struct nat_flow *peer,
 					 const struct nat_config *config, __u32 now)
@@ -204,6 +204,9 @@ static __always_inline int state_expired(const struct nat_flow *owner, const str
 	if ((all || state & NAT_FLOW_OUTBOUND) && (__s32)(now - owner->seen) <= limit)
 		return 0; /* mostly, without waiting for the peer's memory */
 	other = state_read(peer);
+	if (other & NAT_FLOW_LEASED &&
+	    (timeout == NAT_TIMEOUT_UDP || timeout == NAT_TIMEOUT_TCP_ESTABLISHED))
+		return 0;
 	all = all || !((state | other) & NAT_FLOW_OUTBOUND);
 	if (all && (__s32)(now - owner->seen) <= limit)
 		return 0;

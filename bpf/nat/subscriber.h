@@ -40,6 +40,7 @@ struct reservation {
 	__be16 port;     /* outside */
 	__u32 flags;     /* NAT_FLOW_MAPPED, NAT_FLOW_PORT, NAT_FLOW_SOURCE, NAT_FLOW_FILTER */
 	__u32 filtering; /* of the mapping */
+	__u32 refs;      /* of the mapping, as this reservation was made */
 };
 
 static __always_inline __u64 slot_id(__u32 address, __u32 class, __be16 port)

@@ -21,7 +21,8 @@ func newMappingsCommand(e *env) *cobra.Command {
 		Long: `List the mappings of engine ebpf: the internal endpoint, the external address and
 port that all its sessions use, the number of sessions, and its filtering. A
 mapping without sessions is in hold-down: the same internal endpoint gets it back
-until its timeout.`,
+until its timeout. An explicit mapping, which a host asked for by PCP or NAT-PMP,
+stays for the time shown without sessions, and lets strangers in.`,
 		Example: "  natkit mappings\n  natkit mappings --netns gateway -o json",
 		Args:    noArgs,
 	}

@@ -25,6 +25,7 @@ import (
 type metrics struct {
 	ns    *netns.Handle
 	build map[string]string
+	ports *portControl
 
 	mu          sync.Mutex // guards what follows: one scrape at a time
 	reloads     map[reload]int
@@ -100,6 +101,7 @@ var (
 	descLastOK      = exposition.Metric("last_reload_successful", "Whether the last reload was applied; if not, the earlier rules are in use.")
 	descLastSuccess = exposition.Metric("last_reload_success_timestamp_seconds", "When rules were last applied.")
 	descRules       = exposition.Metric("rules", "Rules in use.")
+	descRequests    = exposition.Metric("pcp_requests_total", "Requests for explicit mappings, by protocol, opcode and result; rate-limited and ignored ones got no answer.", "protocol", "opcode", "result")
 )
 
 // Of engine ebpf.
@@ -109,6 +111,7 @@ var (
 	descSessionsLimit = exposition.Metric("sessions_limit", "Maximum number of sessions.")
 	descMappings      = exposition.Metric("mappings", "Mappings now, including those in hold-down.")
 	descMappingsLimit = exposition.Metric("mappings_limit", "Maximum number of mappings.")
+	descExplicit      = exposition.Metric("explicit_mappings", "Explicit mappings now, that hosts asked for by PCP or NAT-PMP.")
 	descPorts         = exposition.Metric("ports", "Ports of an external address; address is all if there are more than 256.", "address", "class")
 	descPortsFree     = exposition.Metric("ports_free", "Free ports of an external address.", "address", "class")
 	descSubscribers   = exposition.Metric("subscribers", "Subscribers with a session or a port, by pool; pool is all if there are more than 64.", "pool")
@@ -204,6 +207,9 @@ func (m *metrics) collectServe(e *exposition.Exposition) {
 	}
 	e.Gauge(descLastSuccess, success)
 	e.Gauge(descRules, float64(m.rules))
+	for r, n := range m.ports.requests() {
+		e.Counter(descRequests, float64(n), r.protocol, r.opcode, r.result)
+	}
 }
 
 func number(yes bool) float64 {
@@ -228,6 +234,7 @@ func (engine *ebpfRunning) collect(e *exposition.Exposition, m *metrics, rec *re
 	e.Gauge(descSessionsLimit, float64(size.Sessions))
 	e.Gauge(descMappings, float64(stats.Mappings))
 	e.Gauge(descMappingsLimit, float64(size.Mappings))
+	e.Gauge(descExplicit, float64(stats.Explicit))
 	e.Counter(descBytes, float64(stats.BytesIn), "in")
 	e.Counter(descBytes, float64(stats.BytesOut), "out")
 	e.Gauge(descGCAge, max(stats.GCAge.Seconds(), 0))

@@ -73,6 +73,9 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 	s.o.serve, s.o.Wait = hold, true
 	s.metrics = newMetrics(o.Namespace, o.Build)
 	s.metrics.starting = s.state.starting()
+	s.ports = newPortControl(o.Namespace)
+	defer func() { err = errors.Join(err, s.ports.Close()) }()
+	s.metrics.ports = s.ports
 	if o.Metrics != nil {
 		s.state.Metrics = o.Metrics.Addr().String()
 		defer s.metrics.listen(o.Metrics)()
@@ -113,6 +116,7 @@ type server struct {
 	state   ServeState
 	watcher *watcher
 	metrics *metrics
+	ports   *portControl
 
 	engine Engine
 	attach Attach         // of what was adopted
@@ -248,6 +252,14 @@ func (s *server) use(p *Plan, file *rulefile.File, text string) {
 	s.engine, s.file, s.text, s.wanted, s.fileError = p.Engine, file, text, "", nil
 	s.metrics.use(p, file)
 	s.recorder.follow(s.o.Record, file.Log)
+	s.control(s.ports.use(file))
+}
+
+// control reports why hosts can't ask for explicit mappings.
+func (s *server) control(err error) {
+	if err != nil {
+		s.tell(&ServeEvent{Kind: "waiting", Why: strings.Split(err.Error(), "\n")})
+	}
 }
 
 // run waits for something to happen, and looks what it was.
@@ -315,6 +327,7 @@ func (s *server) look(ctx context.Context, cause string, must bool) {
 	}
 	if ctx.Err() == nil {
 		s.follow(ctx)
+		s.control(s.ports.follow())
 	}
 }
 

@@ -4,6 +4,7 @@ package control
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,7 +67,7 @@ func (s *servedTestbed) begin(o ServeOptions) {
 	}
 	s.url = "http://" + l.Addr().String()
 	s.events, s.reload, s.ended = make(chan *ServeEvent, 100), make(chan os.Signal, 1), make(chan error, 1)
-	o.Namespace, o.Attach, o.File, o.Reload, o.Metrics = s.gateway, AttachTC, s.file, s.reload, l
+	o.Namespace, o.Attach, o.File, o.Reload, o.Metrics = s.gateway, cmp.Or(o.Attach, AttachTC), s.file, s.reload, l
 	o.Say = func(e *ServeEvent) { s.events <- e }
 	var ctx context.Context
 	ctx, s.stop = context.WithCancel(context.Background())

@@ -171,6 +171,7 @@ const (
 	abiNatConfigFlagNAT_CONFIG_PARITY          abiNatConfigFlag = 4
 	abiNatConfigFlagNAT_CONFIG_COUNT_SESSIONS  abiNatConfigFlag = 8
 	abiNatConfigFlagNAT_CONFIG_COUNT_PORTS     abiNatConfigFlag = 16
+	abiNatConfigFlagNAT_CONFIG_LEASES          abiNatConfigFlag = 32
 )
 
 type abiNatControl struct {
@@ -333,6 +334,7 @@ const (
 	abiNatFlowStateNAT_FLOW_RETURNS       abiNatFlowState = 32768
 	abiNatFlowStateNAT_FLOW_MASQUERADE    abiNatFlowState = 8192
 	abiNatFlowStateNAT_FLOW_TCP_SYN_OWNER abiNatFlowState = 65536
+	abiNatFlowStateNAT_FLOW_LEASED        abiNatFlowState = 65536
 	abiNatFlowStateNAT_FLOW_TCP_SYN_PEER  abiNatFlowState = 131072
 	abiNatFlowStateNAT_FLOW_TCP_FIN_OWNER abiNatFlowState = 262144
 	abiNatFlowStateNAT_FLOW_TCP_FIN_PEER  abiNatFlowState = 524288
@@ -381,6 +383,113 @@ type abiNatHoldDown struct {
 	Since   uint32
 }
 
+type abiNatLease struct {
+	_            structs.HostLayout
+	Expires      uint32
+	Flags        uint32
+	Nonce        [12]uint8
+	External     abiNatAddr
+	ExternalPort uint16
+	Address      uint16
+	Serial       uint32
+	Protocol     uint8
+	Zero         [7]uint8
+	Filters      [8]abiNatLeaseFilter
+}
+
+type abiNatLeaseEntry struct {
+	_      structs.HostLayout
+	Key    abiNatLeaseKey
+	Serial uint32
+}
+
+type abiNatLeaseEpoch struct {
+	_       structs.HostLayout
+	SinceNs uint64
+	Lost    uint32
+	Zero    uint32
+}
+
+type abiNatLeaseFilter struct {
+	_        structs.HostLayout
+	Addr     abiNatAddr
+	Mask     abiNatAddr
+	Port     uint16
+	PortMask uint16
+	Used     uint32
+}
+
+type abiNatLeaseFlag uint32
+
+const (
+	abiNatLeaseFlagNAT_LEASE_FILTERED abiNatLeaseFlag = 1
+	abiNatLeaseFlagNAT_LEASE_WHOLE    abiNatLeaseFlag = 2
+	abiNatLeaseFlagNAT_LEASE_SESSION  abiNatLeaseFlag = 4
+	abiNatLeaseFlagNAT_LEASE_OPEN     abiNatLeaseFlag = 8
+)
+
+type abiNatLeaseKey struct {
+	_          structs.HostLayout
+	Internal   abiNatMappingKey
+	Remote     abiNatAddr
+	RemotePort uint16
+	Zero       uint16
+}
+
+type abiNatLeaseOp uint32
+
+const (
+	abiNatLeaseOpNAT_LEASE_MAKE abiNatLeaseOp = 1
+	abiNatLeaseOpNAT_LEASE_END  abiNatLeaseOp = 2
+)
+
+type abiNatLeaseRequest struct {
+	_            structs.HostLayout
+	Key          abiNatLeaseKey
+	Nonce        [12]uint8
+	In           uint32
+	Out          uint32
+	Ticks        uint32
+	Limit        uint32
+	External     abiNatAddr
+	ExternalPort uint16
+	Protocol     uint8
+	Op           uint8
+	Flags        uint32
+	Result       uint32
+	Filters      uint32
+	Filter       [8]abiNatLeaseFilter
+}
+
+type abiNatLeaseRequestFlag uint32
+
+const (
+	abiNatLeaseRequestFlagNAT_LEASE_STRICT   abiNatLeaseRequestFlag = 1
+	abiNatLeaseRequestFlagNAT_LEASE_RESTATE  abiNatLeaseRequestFlag = 2
+	abiNatLeaseRequestFlagNAT_LEASE_NO_NONCE abiNatLeaseRequestFlag = 4
+)
+
+type abiNatLeaseResult uint32
+
+const (
+	abiNatLeaseResultNAT_LEASE_DONE         abiNatLeaseResult = 0
+	abiNatLeaseResultNAT_LEASE_NONE         abiNatLeaseResult = 128
+	abiNatLeaseResultNAT_LEASE_NONCE        abiNatLeaseResult = 129
+	abiNatLeaseResultNAT_LEASE_EXTERNAL     abiNatLeaseResult = 130
+	abiNatLeaseResultNAT_LEASE_QUOTA        abiNatLeaseResult = 131
+	abiNatLeaseResultNAT_LEASE_STATIC       abiNatLeaseResult = 132
+	abiNatLeaseResultNAT_LEASE_UNTRANSLATED abiNatLeaseResult = 133
+	abiNatLeaseResultNAT_LEASE_UNSUPPORTED  abiNatLeaseResult = 134
+)
+
+type abiNatLeaseState struct {
+	_      structs.HostLayout
+	Leases uint32
+	Serial uint32
+	Lost   uint32
+	Zero   uint32
+}
+
 type abiNatLimit uint32
 
 const (
@@ -399,6 +508,8 @@ const (
 	abiNatLimitNAT_SUBSCRIBER_BLOCKS abiNatLimit = 8
 	abiNatLimitNAT_MAX_FRAGMENTS     abiNatLimit = 16384
 	abiNatLimitNAT_FLOW_POOL_SHIFT   abiNatLimit = 21
+	abiNatLimitNAT_MAX_LEASES        abiNatLimit = 65536
+	abiNatLimitNAT_LEASE_FILTERS     abiNatLimit = 8
 	abiNatLimitNAT_DEAD_TICKS        abiNatLimit = 2000
 )
 
@@ -619,6 +730,7 @@ type abiNatRefs uint32
 const (
 	abiNatRefsNAT_REFS_COUNT     abiNatRefs = 16777215
 	abiNatRefsNAT_REFS_FILTERING abiNatRefs = 50331648
+	abiNatRefsNAT_REFS_LEASED    abiNatRefs = 67108864
 	abiNatRefsNAT_REFS_AGAIN     abiNatRefs = 268435456
 	abiNatRefsNAT_REFS_QUEUED    abiNatRefs = 1073741824
 	abiNatRefsNAT_REFS_GONE      abiNatRefs = 2147483648
@@ -767,72 +879,83 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	abiVarUnusedNatAccelEntry      = "unused_nat_accel_entry"
-	abiVarUnusedNatAccelReason     = "unused_nat_accel_reason"
-	abiVarUnusedNatAccelStats      = "unused_nat_accel_stats"
-	abiVarUnusedNatAddr            = "unused_nat_addr"
-	abiVarUnusedNatAddress         = "unused_nat_address"
-	abiVarUnusedNatAddressFlag     = "unused_nat_address_flag"
-	abiVarUnusedNatBlockId         = "unused_nat_block_id"
-	abiVarUnusedNatBlocks          = "unused_nat_blocks"
-	abiVarUnusedNatBucket          = "unused_nat_bucket"
-	abiVarUnusedNatClass           = "unused_nat_class"
-	abiVarUnusedNatComputed        = "unused_nat_computed"
-	abiVarUnusedNatComputedKey     = "unused_nat_computed_key"
-	abiVarUnusedNatConfig          = "unused_nat_config"
-	abiVarUnusedNatConfigFlag      = "unused_nat_config_flag"
-	abiVarUnusedNatControl         = "unused_nat_control"
-	abiVarUnusedNatCounts          = "unused_nat_counts"
-	abiVarUnusedNatDestinationKey  = "unused_nat_destination_key"
-	abiVarUnusedNatDestinationKind = "unused_nat_destination_kind"
-	abiVarUnusedNatEvent           = "unused_nat_event"
-	abiVarUnusedNatEventKind       = "unused_nat_event_kind"
-	abiVarUnusedNatExactKey        = "unused_nat_exact_key"
-	abiVarUnusedNatExcludeKey      = "unused_nat_exclude_key"
-	abiVarUnusedNatFilterEntry     = "unused_nat_filter_entry"
-	abiVarUnusedNatFilterKey       = "unused_nat_filter_key"
-	abiVarUnusedNatFilteringMode   = "unused_nat_filtering_mode"
-	abiVarUnusedNatFlow            = "unused_nat_flow"
-	abiVarUnusedNatFlowKey         = "unused_nat_flow_key"
-	abiVarUnusedNatFlowRest        = "unused_nat_flow_rest"
-	abiVarUnusedNatFlowState       = "unused_nat_flow_state"
-	abiVarUnusedNatFragment        = "unused_nat_fragment"
-	abiVarUnusedNatFragmentKey     = "unused_nat_fragment_key"
-	abiVarUnusedNatGranule         = "unused_nat_granule"
-	abiVarUnusedNatHoldDown        = "unused_nat_hold_down"
-	abiVarUnusedNatLimit           = "unused_nat_limit"
-	abiVarUnusedNatLimits          = "unused_nat_limits"
-	abiVarUnusedNatLink            = "unused_nat_link"
-	abiVarUnusedNatLinkFlag        = "unused_nat_link_flag"
-	abiVarUnusedNatLog             = "unused_nat_log"
-	abiVarUnusedNatLogEvent        = "unused_nat_log_event"
-	abiVarUnusedNatLogKind         = "unused_nat_log_kind"
-	abiVarUnusedNatLogLimit        = "unused_nat_log_limit"
-	abiVarUnusedNatLogRecord       = "unused_nat_log_record"
-	abiVarUnusedNatLogWhat         = "unused_nat_log_what"
-	abiVarUnusedNatLookup          = "unused_nat_lookup"
-	abiVarUnusedNatMappingKey      = "unused_nat_mapping_key"
-	abiVarUnusedNatMappingMode     = "unused_nat_mapping_mode"
-	abiVarUnusedNatMappingValue    = "unused_nat_mapping_value"
-	abiVarUnusedNatOriginKey       = "unused_nat_origin_key"
-	abiVarUnusedNatPorts           = "unused_nat_ports"
-	abiVarUnusedNatPrefixKey       = "unused_nat_prefix_key"
-	abiVarUnusedNatReason          = "unused_nat_reason"
-	abiVarUnusedNatRefs            = "unused_nat_refs"
-	abiVarUnusedNatRefusal         = "unused_nat_refusal"
-	abiVarUnusedNatRule            = "unused_nat_rule"
-	abiVarUnusedNatRuleFlag        = "unused_nat_rule_flag"
-	abiVarUnusedNatRuleKind        = "unused_nat_rule_kind"
-	abiVarUnusedNatSide            = "unused_nat_side"
-	abiVarUnusedNatSlot            = "unused_nat_slot"
-	abiVarUnusedNatSlotHeld        = "unused_nat_slot_held"
-	abiVarUnusedNatSlotUse         = "unused_nat_slot_use"
-	abiVarUnusedNatSource          = "unused_nat_source"
-	abiVarUnusedNatSourceKey       = "unused_nat_source_key"
-	abiVarUnusedNatStats           = "unused_nat_stats"
-	abiVarUnusedNatTarget          = "unused_nat_target"
-	abiVarUnusedNatTimeout         = "unused_nat_timeout"
-	abiVarUnusedNatUse             = "unused_nat_use"
+	abiVarUnusedNatAccelEntry       = "unused_nat_accel_entry"
+	abiVarUnusedNatAccelReason      = "unused_nat_accel_reason"
+	abiVarUnusedNatAccelStats       = "unused_nat_accel_stats"
+	abiVarUnusedNatAddr             = "unused_nat_addr"
+	abiVarUnusedNatAddress          = "unused_nat_address"
+	abiVarUnusedNatAddressFlag      = "unused_nat_address_flag"
+	abiVarUnusedNatBlockId          = "unused_nat_block_id"
+	abiVarUnusedNatBlocks           = "unused_nat_blocks"
+	abiVarUnusedNatBucket           = "unused_nat_bucket"
+	abiVarUnusedNatClass            = "unused_nat_class"
+	abiVarUnusedNatComputed         = "unused_nat_computed"
+	abiVarUnusedNatComputedKey      = "unused_nat_computed_key"
+	abiVarUnusedNatConfig           = "unused_nat_config"
+	abiVarUnusedNatConfigFlag       = "unused_nat_config_flag"
+	abiVarUnusedNatControl          = "unused_nat_control"
+	abiVarUnusedNatCounts           = "unused_nat_counts"
+	abiVarUnusedNatDestinationKey   = "unused_nat_destination_key"
+	abiVarUnusedNatDestinationKind  = "unused_nat_destination_kind"
+	abiVarUnusedNatEvent            = "unused_nat_event"
+	abiVarUnusedNatEventKind        = "unused_nat_event_kind"
+	abiVarUnusedNatExactKey         = "unused_nat_exact_key"
+	abiVarUnusedNatExcludeKey       = "unused_nat_exclude_key"
+	abiVarUnusedNatFilterEntry      = "unused_nat_filter_entry"
+	abiVarUnusedNatFilterKey        = "unused_nat_filter_key"
+	abiVarUnusedNatFilteringMode    = "unused_nat_filtering_mode"
+	abiVarUnusedNatFlow             = "unused_nat_flow"
+	abiVarUnusedNatFlowKey          = "unused_nat_flow_key"
+	abiVarUnusedNatFlowRest         = "unused_nat_flow_rest"
+	abiVarUnusedNatFlowState        = "unused_nat_flow_state"
+	abiVarUnusedNatFragment         = "unused_nat_fragment"
+	abiVarUnusedNatFragmentKey      = "unused_nat_fragment_key"
+	abiVarUnusedNatGranule          = "unused_nat_granule"
+	abiVarUnusedNatHoldDown         = "unused_nat_hold_down"
+	abiVarUnusedNatLease            = "unused_nat_lease"
+	abiVarUnusedNatLeaseEntry       = "unused_nat_lease_entry"
+	abiVarUnusedNatLeaseEpoch       = "unused_nat_lease_epoch"
+	abiVarUnusedNatLeaseFilter      = "unused_nat_lease_filter"
+	abiVarUnusedNatLeaseFlag        = "unused_nat_lease_flag"
+	abiVarUnusedNatLeaseKey         = "unused_nat_lease_key"
+	abiVarUnusedNatLeaseOp          = "unused_nat_lease_op"
+	abiVarUnusedNatLeaseRequest     = "unused_nat_lease_request"
+	abiVarUnusedNatLeaseRequestFlag = "unused_nat_lease_request_flag"
+	abiVarUnusedNatLeaseResult      = "unused_nat_lease_result"
+	abiVarUnusedNatLeaseState       = "unused_nat_lease_state"
+	abiVarUnusedNatLimit            = "unused_nat_limit"
+	abiVarUnusedNatLimits           = "unused_nat_limits"
+	abiVarUnusedNatLink             = "unused_nat_link"
+	abiVarUnusedNatLinkFlag         = "unused_nat_link_flag"
+	abiVarUnusedNatLog              = "unused_nat_log"
+	abiVarUnusedNatLogEvent         = "unused_nat_log_event"
+	abiVarUnusedNatLogKind          = "unused_nat_log_kind"
+	abiVarUnusedNatLogLimit         = "unused_nat_log_limit"
+	abiVarUnusedNatLogRecord        = "unused_nat_log_record"
+	abiVarUnusedNatLogWhat          = "unused_nat_log_what"
+	abiVarUnusedNatLookup           = "unused_nat_lookup"
+	abiVarUnusedNatMappingKey       = "unused_nat_mapping_key"
+	abiVarUnusedNatMappingMode      = "unused_nat_mapping_mode"
+	abiVarUnusedNatMappingValue     = "unused_nat_mapping_value"
+	abiVarUnusedNatOriginKey        = "unused_nat_origin_key"
+	abiVarUnusedNatPorts            = "unused_nat_ports"
+	abiVarUnusedNatPrefixKey        = "unused_nat_prefix_key"
+	abiVarUnusedNatReason           = "unused_nat_reason"
+	abiVarUnusedNatRefs             = "unused_nat_refs"
+	abiVarUnusedNatRefusal          = "unused_nat_refusal"
+	abiVarUnusedNatRule             = "unused_nat_rule"
+	abiVarUnusedNatRuleFlag         = "unused_nat_rule_flag"
+	abiVarUnusedNatRuleKind         = "unused_nat_rule_kind"
+	abiVarUnusedNatSide             = "unused_nat_side"
+	abiVarUnusedNatSlot             = "unused_nat_slot"
+	abiVarUnusedNatSlotHeld         = "unused_nat_slot_held"
+	abiVarUnusedNatSlotUse          = "unused_nat_slot_use"
+	abiVarUnusedNatSource           = "unused_nat_source"
+	abiVarUnusedNatSourceKey        = "unused_nat_source_key"
+	abiVarUnusedNatStats            = "unused_nat_stats"
+	abiVarUnusedNatTarget           = "unused_nat_target"
+	abiVarUnusedNatTimeout          = "unused_nat_timeout"
+	abiVarUnusedNatUse              = "unused_nat_use"
 )
 
 // loadAbi returns the embedded CollectionSpec for abi.
@@ -889,72 +1012,83 @@ type abiMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type abiVariableSpecs struct {
-	UnusedNatAccelEntry      *ebpf.VariableSpec `ebpf:"unused_nat_accel_entry"`
-	UnusedNatAccelReason     *ebpf.VariableSpec `ebpf:"unused_nat_accel_reason"`
-	UnusedNatAccelStats      *ebpf.VariableSpec `ebpf:"unused_nat_accel_stats"`
-	UnusedNatAddr            *ebpf.VariableSpec `ebpf:"unused_nat_addr"`
-	UnusedNatAddress         *ebpf.VariableSpec `ebpf:"unused_nat_address"`
-	UnusedNatAddressFlag     *ebpf.VariableSpec `ebpf:"unused_nat_address_flag"`
-	UnusedNatBlockId         *ebpf.VariableSpec `ebpf:"unused_nat_block_id"`
-	UnusedNatBlocks          *ebpf.VariableSpec `ebpf:"unused_nat_blocks"`
-	UnusedNatBucket          *ebpf.VariableSpec `ebpf:"unused_nat_bucket"`
-	UnusedNatClass           *ebpf.VariableSpec `ebpf:"unused_nat_class"`
-	UnusedNatComputed        *ebpf.VariableSpec `ebpf:"unused_nat_computed"`
-	UnusedNatComputedKey     *ebpf.VariableSpec `ebpf:"unused_nat_computed_key"`
-	UnusedNatConfig          *ebpf.VariableSpec `ebpf:"unused_nat_config"`
-	UnusedNatConfigFlag      *ebpf.VariableSpec `ebpf:"unused_nat_config_flag"`
-	UnusedNatControl         *ebpf.VariableSpec `ebpf:"unused_nat_control"`
-	UnusedNatCounts          *ebpf.VariableSpec `ebpf:"unused_nat_counts"`
-	UnusedNatDestinationKey  *ebpf.VariableSpec `ebpf:"unused_nat_destination_key"`
-	UnusedNatDestinationKind *ebpf.VariableSpec `ebpf:"unused_nat_destination_kind"`
-	UnusedNatEvent           *ebpf.VariableSpec `ebpf:"unused_nat_event"`
-	UnusedNatEventKind       *ebpf.VariableSpec `ebpf:"unused_nat_event_kind"`
-	UnusedNatExactKey        *ebpf.VariableSpec `ebpf:"unused_nat_exact_key"`
-	UnusedNatExcludeKey      *ebpf.VariableSpec `ebpf:"unused_nat_exclude_key"`
-	UnusedNatFilterEntry     *ebpf.VariableSpec `ebpf:"unused_nat_filter_entry"`
-	UnusedNatFilterKey       *ebpf.VariableSpec `ebpf:"unused_nat_filter_key"`
-	UnusedNatFilteringMode   *ebpf.VariableSpec `ebpf:"unused_nat_filtering_mode"`
-	UnusedNatFlow            *ebpf.VariableSpec `ebpf:"unused_nat_flow"`
-	UnusedNatFlowKey         *ebpf.VariableSpec `ebpf:"unused_nat_flow_key"`
-	UnusedNatFlowRest        *ebpf.VariableSpec `ebpf:"unused_nat_flow_rest"`
-	UnusedNatFlowState       *ebpf.VariableSpec `ebpf:"unused_nat_flow_state"`
-	UnusedNatFragment        *ebpf.VariableSpec `ebpf:"unused_nat_fragment"`
-	UnusedNatFragmentKey     *ebpf.VariableSpec `ebpf:"unused_nat_fragment_key"`
-	UnusedNatGranule         *ebpf.VariableSpec `ebpf:"unused_nat_granule"`
-	UnusedNatHoldDown        *ebpf.VariableSpec `ebpf:"unused_nat_hold_down"`
-	UnusedNatLimit           *ebpf.VariableSpec `ebpf:"unused_nat_limit"`
-	UnusedNatLimits          *ebpf.VariableSpec `ebpf:"unused_nat_limits"`
-	UnusedNatLink            *ebpf.VariableSpec `ebpf:"unused_nat_link"`
-	UnusedNatLinkFlag        *ebpf.VariableSpec `ebpf:"unused_nat_link_flag"`
-	UnusedNatLog             *ebpf.VariableSpec `ebpf:"unused_nat_log"`
-	UnusedNatLogEvent        *ebpf.VariableSpec `ebpf:"unused_nat_log_event"`
-	UnusedNatLogKind         *ebpf.VariableSpec `ebpf:"unused_nat_log_kind"`
-	UnusedNatLogLimit        *ebpf.VariableSpec `ebpf:"unused_nat_log_limit"`
-	UnusedNatLogRecord       *ebpf.VariableSpec `ebpf:"unused_nat_log_record"`
-	UnusedNatLogWhat         *ebpf.VariableSpec `ebpf:"unused_nat_log_what"`
-	UnusedNatLookup          *ebpf.VariableSpec `ebpf:"unused_nat_lookup"`
-	UnusedNatMappingKey      *ebpf.VariableSpec `ebpf:"unused_nat_mapping_key"`
-	UnusedNatMappingMode     *ebpf.VariableSpec `ebpf:"unused_nat_mapping_mode"`
-	UnusedNatMappingValue    *ebpf.VariableSpec `ebpf:"unused_nat_mapping_value"`
-	UnusedNatOriginKey       *ebpf.VariableSpec `ebpf:"unused_nat_origin_key"`
-	UnusedNatPorts           *ebpf.VariableSpec `ebpf:"unused_nat_ports"`
-	UnusedNatPrefixKey       *ebpf.VariableSpec `ebpf:"unused_nat_prefix_key"`
-	UnusedNatReason          *ebpf.VariableSpec `ebpf:"unused_nat_reason"`
-	UnusedNatRefs            *ebpf.VariableSpec `ebpf:"unused_nat_refs"`
-	UnusedNatRefusal         *ebpf.VariableSpec `ebpf:"unused_nat_refusal"`
-	UnusedNatRule            *ebpf.VariableSpec `ebpf:"unused_nat_rule"`
-	UnusedNatRuleFlag        *ebpf.VariableSpec `ebpf:"unused_nat_rule_flag"`
-	UnusedNatRuleKind        *ebpf.VariableSpec `ebpf:"unused_nat_rule_kind"`
-	UnusedNatSide            *ebpf.VariableSpec `ebpf:"unused_nat_side"`
-	UnusedNatSlot            *ebpf.VariableSpec `ebpf:"unused_nat_slot"`
-	UnusedNatSlotHeld        *ebpf.VariableSpec `ebpf:"unused_nat_slot_held"`
-	UnusedNatSlotUse         *ebpf.VariableSpec `ebpf:"unused_nat_slot_use"`
-	UnusedNatSource          *ebpf.VariableSpec `ebpf:"unused_nat_source"`
-	UnusedNatSourceKey       *ebpf.VariableSpec `ebpf:"unused_nat_source_key"`
-	UnusedNatStats           *ebpf.VariableSpec `ebpf:"unused_nat_stats"`
-	UnusedNatTarget          *ebpf.VariableSpec `ebpf:"unused_nat_target"`
-	UnusedNatTimeout         *ebpf.VariableSpec `ebpf:"unused_nat_timeout"`
-	UnusedNatUse             *ebpf.VariableSpec `ebpf:"unused_nat_use"`
+	UnusedNatAccelEntry       *ebpf.VariableSpec `ebpf:"unused_nat_accel_entry"`
+	UnusedNatAccelReason      *ebpf.VariableSpec `ebpf:"unused_nat_accel_reason"`
+	UnusedNatAccelStats       *ebpf.VariableSpec `ebpf:"unused_nat_accel_stats"`
+	UnusedNatAddr             *ebpf.VariableSpec `ebpf:"unused_nat_addr"`
+	UnusedNatAddress          *ebpf.VariableSpec `ebpf:"unused_nat_address"`
+	UnusedNatAddressFlag      *ebpf.VariableSpec `ebpf:"unused_nat_address_flag"`
+	UnusedNatBlockId          *ebpf.VariableSpec `ebpf:"unused_nat_block_id"`
+	UnusedNatBlocks           *ebpf.VariableSpec `ebpf:"unused_nat_blocks"`
+	UnusedNatBucket           *ebpf.VariableSpec `ebpf:"unused_nat_bucket"`
+	UnusedNatClass            *ebpf.VariableSpec `ebpf:"unused_nat_class"`
+	UnusedNatComputed         *ebpf.VariableSpec `ebpf:"unused_nat_computed"`
+	UnusedNatComputedKey      *ebpf.VariableSpec `ebpf:"unused_nat_computed_key"`
+	UnusedNatConfig           *ebpf.VariableSpec `ebpf:"unused_nat_config"`
+	UnusedNatConfigFlag       *ebpf.VariableSpec `ebpf:"unused_nat_config_flag"`
+	UnusedNatControl          *ebpf.VariableSpec `ebpf:"unused_nat_control"`
+	UnusedNatCounts           *ebpf.VariableSpec `ebpf:"unused_nat_counts"`
+	UnusedNatDestinationKey   *ebpf.VariableSpec `ebpf:"unused_nat_destination_key"`
+	UnusedNatDestinationKind  *ebpf.VariableSpec `ebpf:"unused_nat_destination_kind"`
+	UnusedNatEvent            *ebpf.VariableSpec `ebpf:"unused_nat_event"`
+	UnusedNatEventKind        *ebpf.VariableSpec `ebpf:"unused_nat_event_kind"`
+	UnusedNatExactKey         *ebpf.VariableSpec `ebpf:"unused_nat_exact_key"`
+	UnusedNatExcludeKey       *ebpf.VariableSpec `ebpf:"unused_nat_exclude_key"`
+	UnusedNatFilterEntry      *ebpf.VariableSpec `ebpf:"unused_nat_filter_entry"`
+	UnusedNatFilterKey        *ebpf.VariableSpec `ebpf:"unused_nat_filter_key"`
+	UnusedNatFilteringMode    *ebpf.VariableSpec `ebpf:"unused_nat_filtering_mode"`
+	UnusedNatFlow             *ebpf.VariableSpec `ebpf:"unused_nat_flow"`
+	UnusedNatFlowKey          *ebpf.VariableSpec `ebpf:"unused_nat_flow_key"`
+	UnusedNatFlowRest         *ebpf.VariableSpec `ebpf:"unused_nat_flow_rest"`
+	UnusedNatFlowState        *ebpf.VariableSpec `ebpf:"unused_nat_flow_state"`
+	UnusedNatFragment         *ebpf.VariableSpec `ebpf:"unused_nat_fragment"`
+	UnusedNatFragmentKey      *ebpf.VariableSpec `ebpf:"unused_nat_fragment_key"`
+	UnusedNatGranule          *ebpf.VariableSpec `ebpf:"unused_nat_granule"`
+	UnusedNatHoldDown         *ebpf.VariableSpec `ebpf:"unused_nat_hold_down"`
+	UnusedNatLease            *ebpf.VariableSpec `ebpf:"unused_nat_lease"`
+	UnusedNatLeaseEntry       *ebpf.VariableSpec `ebpf:"unused_nat_lease_entry"`
+	UnusedNatLeaseEpoch       *ebpf.VariableSpec `ebpf:"unused_nat_lease_epoch"`
+	UnusedNatLeaseFilter      *ebpf.VariableSpec `ebpf:"unused_nat_lease_filter"`
+	UnusedNatLeaseFlag        *ebpf.VariableSpec `ebpf:"unused_nat_lease_flag"`
+	UnusedNatLeaseKey         *ebpf.VariableSpec `ebpf:"unused_nat_lease_key"`
+	UnusedNatLeaseOp          *ebpf.VariableSpec `ebpf:"unused_nat_lease_op"`
+	UnusedNatLeaseRequest     *ebpf.VariableSpec `ebpf:"unused_nat_lease_request"`
+	UnusedNatLeaseRequestFlag *ebpf.VariableSpec `ebpf:"unused_nat_lease_request_flag"`
+	UnusedNatLeaseResult      *ebpf.VariableSpec `ebpf:"unused_nat_lease_result"`
+	UnusedNatLeaseState       *ebpf.VariableSpec `ebpf:"unused_nat_lease_state"`
+	UnusedNatLimit            *ebpf.VariableSpec `ebpf:"unused_nat_limit"`
+	UnusedNatLimits           *ebpf.VariableSpec `ebpf:"unused_nat_limits"`
+	UnusedNatLink             *ebpf.VariableSpec `ebpf:"unused_nat_link"`
+	UnusedNatLinkFlag         *ebpf.VariableSpec `ebpf:"unused_nat_link_flag"`
+	UnusedNatLog              *ebpf.VariableSpec `ebpf:"unused_nat_log"`
+	UnusedNatLogEvent         *ebpf.VariableSpec `ebpf:"unused_nat_log_event"`
+	UnusedNatLogKind          *ebpf.VariableSpec `ebpf:"unused_nat_log_kind"`
+	UnusedNatLogLimit         *ebpf.VariableSpec `ebpf:"unused_nat_log_limit"`
+	UnusedNatLogRecord        *ebpf.VariableSpec `ebpf:"unused_nat_log_record"`
+	UnusedNatLogWhat          *ebpf.VariableSpec `ebpf:"unused_nat_log_what"`
+	UnusedNatLookup           *ebpf.VariableSpec `ebpf:"unused_nat_lookup"`
+	UnusedNatMappingKey       *ebpf.VariableSpec `ebpf:"unused_nat_mapping_key"`
+	UnusedNatMappingMode      *ebpf.VariableSpec `ebpf:"unused_nat_mapping_mode"`
+	UnusedNatMappingValue     *ebpf.VariableSpec `ebpf:"unused_nat_mapping_value"`
+	UnusedNatOriginKey        *ebpf.VariableSpec `ebpf:"unused_nat_origin_key"`
+	UnusedNatPorts            *ebpf.VariableSpec `ebpf:"unused_nat_ports"`
+	UnusedNatPrefixKey        *ebpf.VariableSpec `ebpf:"unused_nat_prefix_key"`
+	UnusedNatReason           *ebpf.VariableSpec `ebpf:"unused_nat_reason"`
+	UnusedNatRefs             *ebpf.VariableSpec `ebpf:"unused_nat_refs"`
+	UnusedNatRefusal          *ebpf.VariableSpec `ebpf:"unused_nat_refusal"`
+	UnusedNatRule             *ebpf.VariableSpec `ebpf:"unused_nat_rule"`
+	UnusedNatRuleFlag         *ebpf.VariableSpec `ebpf:"unused_nat_rule_flag"`
+	UnusedNatRuleKind         *ebpf.VariableSpec `ebpf:"unused_nat_rule_kind"`
+	UnusedNatSide             *ebpf.VariableSpec `ebpf:"unused_nat_side"`
+	UnusedNatSlot             *ebpf.VariableSpec `ebpf:"unused_nat_slot"`
+	UnusedNatSlotHeld         *ebpf.VariableSpec `ebpf:"unused_nat_slot_held"`
+	UnusedNatSlotUse          *ebpf.VariableSpec `ebpf:"unused_nat_slot_use"`
+	UnusedNatSource           *ebpf.VariableSpec `ebpf:"unused_nat_source"`
+	UnusedNatSourceKey        *ebpf.VariableSpec `ebpf:"unused_nat_source_key"`
+	UnusedNatStats            *ebpf.VariableSpec `ebpf:"unused_nat_stats"`
+	UnusedNatTarget           *ebpf.VariableSpec `ebpf:"unused_nat_target"`
+	UnusedNatTimeout          *ebpf.VariableSpec `ebpf:"unused_nat_timeout"`
+	UnusedNatUse              *ebpf.VariableSpec `ebpf:"unused_nat_use"`
 }
 
 // abiObjects contains all objects after they have been loaded into the kernel.
@@ -987,72 +1121,83 @@ func (m *abiMaps) Close() error {
 //
 // It can be passed to loadAbiObjects or ebpf.CollectionSpec.LoadAndAssign.
 type abiVariables struct {
-	UnusedNatAccelEntry      *ebpf.Variable `ebpf:"unused_nat_accel_entry"`
-	UnusedNatAccelReason     *ebpf.Variable `ebpf:"unused_nat_accel_reason"`
-	UnusedNatAccelStats      *ebpf.Variable `ebpf:"unused_nat_accel_stats"`
-	UnusedNatAddr            *ebpf.Variable `ebpf:"unused_nat_addr"`
-	UnusedNatAddress         *ebpf.Variable `ebpf:"unused_nat_address"`
-	UnusedNatAddressFlag     *ebpf.Variable `ebpf:"unused_nat_address_flag"`
-	UnusedNatBlockId         *ebpf.Variable `ebpf:"unused_nat_block_id"`
-	UnusedNatBlocks          *ebpf.Variable `ebpf:"unused_nat_blocks"`
-	UnusedNatBucket          *ebpf.Variable `ebpf:"unused_nat_bucket"`
-	UnusedNatClass           *ebpf.Variable `ebpf:"unused_nat_class"`
-	UnusedNatComputed        *ebpf.Variable `ebpf:"unused_nat_computed"`
-	UnusedNatComputedKey     *ebpf.Variable `ebpf:"unused_nat_computed_key"`
-	UnusedNatConfig          *ebpf.Variable `ebpf:"unused_nat_config"`
-	UnusedNatConfigFlag      *ebpf.Variable `ebpf:"unused_nat_config_flag"`
-	UnusedNatControl         *ebpf.Variable `ebpf:"unused_nat_control"`
-	UnusedNatCounts          *ebpf.Variable `ebpf:"unused_nat_counts"`
-	UnusedNatDestinationKey  *ebpf.Variable `ebpf:"unused_nat_destination_key"`
-	UnusedNatDestinationKind *ebpf.Variable `ebpf:"unused_nat_destination_kind"`
-	UnusedNatEvent           *ebpf.Variable `ebpf:"unused_nat_event"`
-	UnusedNatEventKind       *ebpf.Variable `ebpf:"unused_nat_event_kind"`
-	UnusedNatExactKey        *ebpf.Variable `ebpf:"unused_nat_exact_key"`
-	UnusedNatExcludeKey      *ebpf.Variable `ebpf:"unused_nat_exclude_key"`
-	UnusedNatFilterEntry     *ebpf.Variable `ebpf:"unused_nat_filter_entry"`
-	UnusedNatFilterKey       *ebpf.Variable `ebpf:"unused_nat_filter_key"`
-	UnusedNatFilteringMode   *ebpf.Variable `ebpf:"unused_nat_filtering_mode"`
-	UnusedNatFlow            *ebpf.Variable `ebpf:"unused_nat_flow"`
-	UnusedNatFlowKey         *ebpf.Variable `ebpf:"unused_nat_flow_key"`
-	UnusedNatFlowRest        *ebpf.Variable `ebpf:"unused_nat_flow_rest"`
-	UnusedNatFlowState       *ebpf.Variable `ebpf:"unused_nat_flow_state"`
-	UnusedNatFragment        *ebpf.Variable `ebpf:"unused_nat_fragment"`
-	UnusedNatFragmentKey     *ebpf.Variable `ebpf:"unused_nat_fragment_key"`
-	UnusedNatGranule         *ebpf.Variable `ebpf:"unused_nat_granule"`
-	UnusedNatHoldDown        *ebpf.Variable `ebpf:"unused_nat_hold_down"`
-	UnusedNatLimit           *ebpf.Variable `ebpf:"unused_nat_limit"`
-	UnusedNatLimits          *ebpf.Variable `ebpf:"unused_nat_limits"`
-	UnusedNatLink            *ebpf.Variable `ebpf:"unused_nat_link"`
-	UnusedNatLinkFlag        *ebpf.Variable `ebpf:"unused_nat_link_flag"`
-	UnusedNatLog             *ebpf.Variable `ebpf:"unused_nat_log"`
-	UnusedNatLogEvent        *ebpf.Variable `ebpf:"unused_nat_log_event"`
-	UnusedNatLogKind         *ebpf.Variable `ebpf:"unused_nat_log_kind"`
-	UnusedNatLogLimit        *ebpf.Variable `ebpf:"unused_nat_log_limit"`
-	UnusedNatLogRecord       *ebpf.Variable `ebpf:"unused_nat_log_record"`
-	UnusedNatLogWhat         *ebpf.Variable `ebpf:"unused_nat_log_what"`
-	UnusedNatLookup          *ebpf.Variable `ebpf:"unused_nat_lookup"`
-	UnusedNatMappingKey      *ebpf.Variable `ebpf:"unused_nat_mapping_key"`
-	UnusedNatMappingMode     *ebpf.Variable `ebpf:"unused_nat_mapping_mode"`
-	UnusedNatMappingValue    *ebpf.Variable `ebpf:"unused_nat_mapping_value"`
-	UnusedNatOriginKey       *ebpf.Variable `ebpf:"unused_nat_origin_key"`
-	UnusedNatPorts           *ebpf.Variable `ebpf:"unused_nat_ports"`
-	UnusedNatPrefixKey       *ebpf.Variable `ebpf:"unused_nat_prefix_key"`
-	UnusedNatReason          *ebpf.Variable `ebpf:"unused_nat_reason"`
-	UnusedNatRefs            *ebpf.Variable `ebpf:"unused_nat_refs"`
-	UnusedNatRefusal         *ebpf.Variable `ebpf:"unused_nat_refusal"`
-	UnusedNatRule            *ebpf.Variable `ebpf:"unused_nat_rule"`
-	UnusedNatRuleFlag        *ebpf.Variable `ebpf:"unused_nat_rule_flag"`
-	UnusedNatRuleKind        *ebpf.Variable `ebpf:"unused_nat_rule_kind"`
-	UnusedNatSide            *ebpf.Variable `ebpf:"unused_nat_side"`
-	UnusedNatSlot            *ebpf.Variable `ebpf:"unused_nat_slot"`
-	UnusedNatSlotHeld        *ebpf.Variable `ebpf:"unused_nat_slot_held"`
-	UnusedNatSlotUse         *ebpf.Variable `ebpf:"unused_nat_slot_use"`
-	UnusedNatSource          *ebpf.Variable `ebpf:"unused_nat_source"`
-	UnusedNatSourceKey       *ebpf.Variable `ebpf:"unused_nat_source_key"`
-	UnusedNatStats           *ebpf.Variable `ebpf:"unused_nat_stats"`
-	UnusedNatTarget          *ebpf.Variable `ebpf:"unused_nat_target"`
-	UnusedNatTimeout         *ebpf.Variable `ebpf:"unused_nat_timeout"`
-	UnusedNatUse             *ebpf.Variable `ebpf:"unused_nat_use"`
+	UnusedNatAccelEntry       *ebpf.Variable `ebpf:"unused_nat_accel_entry"`
+	UnusedNatAccelReason      *ebpf.Variable `ebpf:"unused_nat_accel_reason"`
+	UnusedNatAccelStats       *ebpf.Variable `ebpf:"unused_nat_accel_stats"`
+	UnusedNatAddr             *ebpf.Variable `ebpf:"unused_nat_addr"`
+	UnusedNatAddress          *ebpf.Variable `ebpf:"unused_nat_address"`
+	UnusedNatAddressFlag      *ebpf.Variable `ebpf:"unused_nat_address_flag"`
+	UnusedNatBlockId          *ebpf.Variable `ebpf:"unused_nat_block_id"`
+	UnusedNatBlocks           *ebpf.Variable `ebpf:"unused_nat_blocks"`
+	UnusedNatBucket           *ebpf.Variable `ebpf:"unused_nat_bucket"`
+	UnusedNatClass            *ebpf.Variable `ebpf:"unused_nat_class"`
+	UnusedNatComputed         *ebpf.Variable `ebpf:"unused_nat_computed"`
+	UnusedNatComputedKey      *ebpf.Variable `ebpf:"unused_nat_computed_key"`
+	UnusedNatConfig           *ebpf.Variable `ebpf:"unused_nat_config"`
+	UnusedNatConfigFlag       *ebpf.Variable `ebpf:"unused_nat_config_flag"`
+	UnusedNatControl          *ebpf.Variable `ebpf:"unused_nat_control"`
+	UnusedNatCounts           *ebpf.Variable `ebpf:"unused_nat_counts"`
+	UnusedNatDestinationKey   *ebpf.Variable `ebpf:"unused_nat_destination_key"`
+	UnusedNatDestinationKind  *ebpf.Variable `ebpf:"unused_nat_destination_kind"`
+	UnusedNatEvent            *ebpf.Variable `ebpf:"unused_nat_event"`
+	UnusedNatEventKind        *ebpf.Variable `ebpf:"unused_nat_event_kind"`
+	UnusedNatExactKey         *ebpf.Variable `ebpf:"unused_nat_exact_key"`
+	UnusedNatExcludeKey       *ebpf.Variable `ebpf:"unused_nat_exclude_key"`
+	UnusedNatFilterEntry      *ebpf.Variable `ebpf:"unused_nat_filter_entry"`
+	UnusedNatFilterKey        *ebpf.Variable `ebpf:"unused_nat_filter_key"`
+	UnusedNatFilteringMode    *ebpf.Variable `ebpf:"unused_nat_filtering_mode"`
+	UnusedNatFlow             *ebpf.Variable `ebpf:"unused_nat_flow"`
+	UnusedNatFlowKey          *ebpf.Variable `ebpf:"unused_nat_flow_key"`
+	UnusedNatFlowRest         *ebpf.Variable `ebpf:"unused_nat_flow_rest"`
+	UnusedNatFlowState        *ebpf.Variable `ebpf:"unused_nat_flow_state"`
+	UnusedNatFragment         *ebpf.Variable `ebpf:"unused_nat_fragment"`
+	UnusedNatFragmentKey      *ebpf.Variable `ebpf:"unused_nat_fragment_key"`
+	UnusedNatGranule          *ebpf.Variable `ebpf:"unused_nat_granule"`
+	UnusedNatHoldDown         *ebpf.Variable `ebpf:"unused_nat_hold_down"`
+	UnusedNatLease            *ebpf.Variable `ebpf:"unused_nat_lease"`
+	UnusedNatLeaseEntry       *ebpf.Variable `ebpf:"unused_nat_lease_entry"`
+	UnusedNatLeaseEpoch       *ebpf.Variable `ebpf:"unused_nat_lease_epoch"`
+	UnusedNatLeaseFilter      *ebpf.Variable `ebpf:"unused_nat_lease_filter"`
+	UnusedNatLeaseFlag        *ebpf.Variable `ebpf:"unused_nat_lease_flag"`
+	UnusedNatLeaseKey         *ebpf.Variable `ebpf:"unused_nat_lease_key"`
+	UnusedNatLeaseOp          *ebpf.Variable `ebpf:"unused_nat_lease_op"`
+	UnusedNatLeaseRequest     *ebpf.Variable `ebpf:"unused_nat_lease_request"`
+	UnusedNatLeaseRequestFlag *ebpf.Variable `ebpf:"unused_nat_lease_request_flag"`
+	UnusedNatLeaseResult      *ebpf.Variable `ebpf:"unused_nat_lease_result"`
+	UnusedNatLeaseState       *ebpf.Variable `ebpf:"unused_nat_lease_state"`
+	UnusedNatLimit            *ebpf.Variable `ebpf:"unused_nat_limit"`
+	UnusedNatLimits           *ebpf.Variable `ebpf:"unused_nat_limits"`
+	UnusedNatLink             *ebpf.Variable `ebpf:"unused_nat_link"`
+	UnusedNatLinkFlag         *ebpf.Variable `ebpf:"unused_nat_link_flag"`
+	UnusedNatLog              *ebpf.Variable `ebpf:"unused_nat_log"`
+	UnusedNatLogEvent         *ebpf.Variable `ebpf:"unused_nat_log_event"`
+	UnusedNatLogKind          *ebpf.Variable `ebpf:"unused_nat_log_kind"`
+	UnusedNatLogLimit         *ebpf.Variable `ebpf:"unused_nat_log_limit"`
+	UnusedNatLogRecord        *ebpf.Variable `ebpf:"unused_nat_log_record"`
+	UnusedNatLogWhat          *ebpf.Variable `ebpf:"unused_nat_log_what"`
+	UnusedNatLookup           *ebpf.Variable `ebpf:"unused_nat_lookup"`
+	UnusedNatMappingKey       *ebpf.Variable `ebpf:"unused_nat_mapping_key"`
+	UnusedNatMappingMode      *ebpf.Variable `ebpf:"unused_nat_mapping_mode"`
+	UnusedNatMappingValue     *ebpf.Variable `ebpf:"unused_nat_mapping_value"`
+	UnusedNatOriginKey        *ebpf.Variable `ebpf:"unused_nat_origin_key"`
+	UnusedNatPorts            *ebpf.Variable `ebpf:"unused_nat_ports"`
+	UnusedNatPrefixKey        *ebpf.Variable `ebpf:"unused_nat_prefix_key"`
+	UnusedNatReason           *ebpf.Variable `ebpf:"unused_nat_reason"`
+	UnusedNatRefs             *ebpf.Variable `ebpf:"unused_nat_refs"`
+	UnusedNatRefusal          *ebpf.Variable `ebpf:"unused_nat_refusal"`
+	UnusedNatRule             *ebpf.Variable `ebpf:"unused_nat_rule"`
+	UnusedNatRuleFlag         *ebpf.Variable `ebpf:"unused_nat_rule_flag"`
+	UnusedNatRuleKind         *ebpf.Variable `ebpf:"unused_nat_rule_kind"`
+	UnusedNatSide             *ebpf.Variable `ebpf:"unused_nat_side"`
+	UnusedNatSlot             *ebpf.Variable `ebpf:"unused_nat_slot"`
+	UnusedNatSlotHeld         *ebpf.Variable `ebpf:"unused_nat_slot_held"`
+	UnusedNatSlotUse          *ebpf.Variable `ebpf:"unused_nat_slot_use"`
+	UnusedNatSource           *ebpf.Variable `ebpf:"unused_nat_source"`
+	UnusedNatSourceKey        *ebpf.Variable `ebpf:"unused_nat_source_key"`
+	UnusedNatStats            *ebpf.Variable `ebpf:"unused_nat_stats"`
+	UnusedNatTarget           *ebpf.Variable `ebpf:"unused_nat_target"`
+	UnusedNatTimeout          *ebpf.Variable `ebpf:"unused_nat_timeout"`
+	UnusedNatUse              *ebpf.Variable `ebpf:"unused_nat_use"`
 }
 
 // abiPrograms contains all programs after they have been loaded into the kernel.

@@ -109,6 +109,9 @@ func (c *compiler) configure() {
 	if c.file.Defaults.PortParity {
 		c.t.Config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_PARITY)
 	}
+	if !c.file.PCP.IsZero() {
+		c.t.Config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_LEASES)
+	}
 	c.t.Config.IcmpPerSecond = uint32(c.file.Limits.ICMPErrorsPerSecond)
 }
 

@@ -68,12 +68,13 @@ const (
 	gcStop       = "gc_stop"
 	portsChange  = "ports_change"
 	blocksAdopt  = "blocks_adopt"
+	leaseAsk     = "lease_ask"
 	blocksKeep   = "blocks_keep"
 )
 
 // ofEvery are the programs that every engine has. Those of hooks are loaded when an interface
 // needs them (need): the kernel checks each for a tenth of a second of a processor's time.
-var ofEvery = []string{gcStart, gcStop, portsChange, blocksAdopt, blocksKeep}
+var ofEvery = []string{gcStart, gcStop, portsChange, blocksAdopt, blocksKeep, leaseAsk}
 
 // ABIError says that an instance was made by a natkit whose maps this one does not know.
 type ABIError struct {
@@ -259,7 +260,7 @@ func Open(dir string) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, maps := range []any{tcMapSpecs{}, xdpMapSpecs{}, gcMapSpecs{}, portsMapSpecs{}} {
+	for _, maps := range []any{tcMapSpecs{}, xdpMapSpecs{}, gcMapSpecs{}, portsMapSpecs{}, leaseMapSpecs{}} {
 		for _, field := range reflect.VisibleFields(reflect.TypeOf(maps)) {
 			name := field.Tag.Get("ebpf")
 			if e.maps[name] == nil && !strings.HasPrefix(name, ".") {

@@ -41,6 +41,11 @@ const (
 	gcMapFreePorts      = "free_ports"
 	gcMapFreshSources   = "fresh_sources"
 	gcMapGcTimers       = "gc_timers"
+	gcMapLeaseCounts    = "lease_counts"
+	gcMapLeaseEpoch     = "lease_epoch"
+	gcMapLeaseQueue     = "lease_queue"
+	gcMapLeaseState     = "lease_state"
+	gcMapLeases         = "leases"
 	gcMapLinkIndices    = "link_indices"
 	gcMapLinks          = "links"
 	gcMapLogRings       = "log_rings"
@@ -138,6 +143,11 @@ type gcMapSpecs struct {
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
 	FreshSources   *ebpf.MapSpec `ebpf:"fresh_sources"`
 	GcTimers       *ebpf.MapSpec `ebpf:"gc_timers"`
+	LeaseCounts    *ebpf.MapSpec `ebpf:"lease_counts"`
+	LeaseEpoch     *ebpf.MapSpec `ebpf:"lease_epoch"`
+	LeaseQueue     *ebpf.MapSpec `ebpf:"lease_queue"`
+	LeaseState     *ebpf.MapSpec `ebpf:"lease_state"`
+	Leases         *ebpf.MapSpec `ebpf:"leases"`
 	LinkIndices    *ebpf.MapSpec `ebpf:"link_indices"`
 	Links          *ebpf.MapSpec `ebpf:"links"`
 	LogRings       *ebpf.MapSpec `ebpf:"log_rings"`
@@ -209,6 +219,11 @@ type gcMaps struct {
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
 	FreshSources   *ebpf.Map `ebpf:"fresh_sources"`
 	GcTimers       *ebpf.Map `ebpf:"gc_timers"`
+	LeaseCounts    *ebpf.Map `ebpf:"lease_counts"`
+	LeaseEpoch     *ebpf.Map `ebpf:"lease_epoch"`
+	LeaseQueue     *ebpf.Map `ebpf:"lease_queue"`
+	LeaseState     *ebpf.Map `ebpf:"lease_state"`
+	Leases         *ebpf.Map `ebpf:"leases"`
 	LinkIndices    *ebpf.Map `ebpf:"link_indices"`
 	Links          *ebpf.Map `ebpf:"links"`
 	LogRings       *ebpf.Map `ebpf:"log_rings"`
@@ -254,6 +269,11 @@ func (m *gcMaps) Close() error {
 		m.FreePorts,
 		m.FreshSources,
 		m.GcTimers,
+		m.LeaseCounts,
+		m.LeaseEpoch,
+		m.LeaseQueue,
+		m.LeaseState,
+		m.Leases,
 		m.LinkIndices,
 		m.Links,
 		m.LogRings,

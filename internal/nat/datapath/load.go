@@ -22,6 +22,7 @@ var objects = []object{
 	{"nat_xdp", loadXdp, []string{xdpInside, xdpOutside, xdpBoth}},
 	{"nat_gc", loadGc, []string{gcStart, gcStop}},
 	{"nat_ports", loadPorts, []string{portsChange, blocksAdopt, blocksKeep}},
+	{"nat_lease", loadLease, []string{leaseAsk}},
 }
 
 // accelObjects are those of an accelerator, likewise.

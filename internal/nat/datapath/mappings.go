@@ -20,13 +20,21 @@ import (
 // Mappings calls fn with every mapping until it returns false. The table is read in
 // place and never held; mappings that come or go during the call may be missed.
 func (e *Engine) Mappings(fn func(*rulefile.Mapping) bool) error {
+	explicit, err := e.explicit()
+	if err != nil {
+		return err
+	}
 	return e.eachMapping(func(id slotID, outside netip.Addr, slot *abiNatSlot) bool {
 		sessions := int(slot.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
 		filtering := slot.Refs & uint32(abiNatRefsNAT_REFS_FILTERING) >> bits.TrailingZeros32(uint32(abiNatRefsNAT_REFS_FILTERING))
+		inside := endpoint(slot.Addr, slot.Port)
+		leases := explicit[leaseOwner{id.class(), slot.Pool, inside}]
+		// A lease is a reference on it, but no session.
 		return fn(&rulefile.Mapping{
-			Class: rulefile.Class(id.class()).String(), Inside: snapshot.EndpointOf(endpoint(slot.Addr, slot.Port)),
+			Explicit: leases,
+			Class:    rulefile.Class(id.class()).String(), Inside: snapshot.EndpointOf(inside),
 			Outside:  snapshot.EndpointFrom(outside, id.port()),
-			Sessions: sessions, Filtering: (rulefile.FilteringMode(filtering) + rulefile.FilterEndpointIndependent).String(), HoldDown: sessions == 0,
+			Sessions: max(sessions-len(leases), 0), Filtering: (rulefile.FilteringMode(filtering) + rulefile.FilterEndpointIndependent).String(), HoldDown: sessions == 0,
 		})
 	})
 }

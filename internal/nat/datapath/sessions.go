@@ -218,6 +218,10 @@ func (e *Engine) Stats() (*rulefile.Stats, error) {
 		return nil, fmt.Errorf("read the time of the last garbage collection: %w", err)
 	}
 	s.GCAge = snapshot.Seconds(sinceTick(clock(), control.GcRan))
+	var err error
+	if s.Explicit, err = e.LeaseCount(); err != nil {
+		return nil, fmt.Errorf("count explicit mappings: %w", err)
+	}
 	return s, nil
 }
 

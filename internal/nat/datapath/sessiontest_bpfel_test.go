@@ -41,6 +41,11 @@ const (
 	sessionTestMapFreePorts      = "free_ports"
 	sessionTestMapFreshSources   = "fresh_sources"
 	sessionTestMapHomes          = "homes"
+	sessionTestMapLeaseCounts    = "lease_counts"
+	sessionTestMapLeaseEpoch     = "lease_epoch"
+	sessionTestMapLeaseQueue     = "lease_queue"
+	sessionTestMapLeaseState     = "lease_state"
+	sessionTestMapLeases         = "leases"
 	sessionTestMapLinkIndices    = "link_indices"
 	sessionTestMapLinks          = "links"
 	sessionTestMapLogRings       = "log_rings"
@@ -142,6 +147,11 @@ type sessionTestMapSpecs struct {
 	FreePorts      *ebpf.MapSpec `ebpf:"free_ports"`
 	FreshSources   *ebpf.MapSpec `ebpf:"fresh_sources"`
 	Homes          *ebpf.MapSpec `ebpf:"homes"`
+	LeaseCounts    *ebpf.MapSpec `ebpf:"lease_counts"`
+	LeaseEpoch     *ebpf.MapSpec `ebpf:"lease_epoch"`
+	LeaseQueue     *ebpf.MapSpec `ebpf:"lease_queue"`
+	LeaseState     *ebpf.MapSpec `ebpf:"lease_state"`
+	Leases         *ebpf.MapSpec `ebpf:"leases"`
 	LinkIndices    *ebpf.MapSpec `ebpf:"link_indices"`
 	Links          *ebpf.MapSpec `ebpf:"links"`
 	LogRings       *ebpf.MapSpec `ebpf:"log_rings"`
@@ -217,6 +227,11 @@ type sessionTestMaps struct {
 	FreePorts      *ebpf.Map `ebpf:"free_ports"`
 	FreshSources   *ebpf.Map `ebpf:"fresh_sources"`
 	Homes          *ebpf.Map `ebpf:"homes"`
+	LeaseCounts    *ebpf.Map `ebpf:"lease_counts"`
+	LeaseEpoch     *ebpf.Map `ebpf:"lease_epoch"`
+	LeaseQueue     *ebpf.Map `ebpf:"lease_queue"`
+	LeaseState     *ebpf.Map `ebpf:"lease_state"`
+	Leases         *ebpf.Map `ebpf:"leases"`
 	LinkIndices    *ebpf.Map `ebpf:"link_indices"`
 	Links          *ebpf.Map `ebpf:"links"`
 	LogRings       *ebpf.Map `ebpf:"log_rings"`
@@ -266,6 +281,11 @@ func (m *sessionTestMaps) Close() error {
 		m.FreePorts,
 		m.FreshSources,
 		m.Homes,
+		m.LeaseCounts,
+		m.LeaseEpoch,
+		m.LeaseQueue,
+		m.LeaseState,
+		m.Leases,
 		m.LinkIndices,
 		m.Links,
 		m.LogRings,

@@ -47,6 +47,11 @@ const (
 	tcMapHeldRooms      = "held_rooms"
 	tcMapHomes          = "homes"
 	tcMapIcmpRooms      = "icmp_rooms"
+	tcMapLeaseCounts    = "lease_counts"
+	tcMapLeaseEpoch     = "lease_epoch"
+	tcMapLeaseQueue     = "lease_queue"
+	tcMapLeaseState     = "lease_state"
+	tcMapLeases         = "leases"
 	tcMapLinkIndices    = "link_indices"
 	tcMapLinks          = "links"
 	tcMapLogRings       = "log_rings"
@@ -162,6 +167,11 @@ type tcMapSpecs struct {
 	HeldRooms      *ebpf.MapSpec `ebpf:"held_rooms"`
 	Homes          *ebpf.MapSpec `ebpf:"homes"`
 	IcmpRooms      *ebpf.MapSpec `ebpf:"icmp_rooms"`
+	LeaseCounts    *ebpf.MapSpec `ebpf:"lease_counts"`
+	LeaseEpoch     *ebpf.MapSpec `ebpf:"lease_epoch"`
+	LeaseQueue     *ebpf.MapSpec `ebpf:"lease_queue"`
+	LeaseState     *ebpf.MapSpec `ebpf:"lease_state"`
+	Leases         *ebpf.MapSpec `ebpf:"leases"`
 	LinkIndices    *ebpf.MapSpec `ebpf:"link_indices"`
 	Links          *ebpf.MapSpec `ebpf:"links"`
 	LogRings       *ebpf.MapSpec `ebpf:"log_rings"`
@@ -243,6 +253,11 @@ type tcMaps struct {
 	HeldRooms      *ebpf.Map `ebpf:"held_rooms"`
 	Homes          *ebpf.Map `ebpf:"homes"`
 	IcmpRooms      *ebpf.Map `ebpf:"icmp_rooms"`
+	LeaseCounts    *ebpf.Map `ebpf:"lease_counts"`
+	LeaseEpoch     *ebpf.Map `ebpf:"lease_epoch"`
+	LeaseQueue     *ebpf.Map `ebpf:"lease_queue"`
+	LeaseState     *ebpf.Map `ebpf:"lease_state"`
+	Leases         *ebpf.Map `ebpf:"leases"`
 	LinkIndices    *ebpf.Map `ebpf:"link_indices"`
 	Links          *ebpf.Map `ebpf:"links"`
 	LogRings       *ebpf.Map `ebpf:"log_rings"`
@@ -298,6 +313,11 @@ func (m *tcMaps) Close() error {
 		m.HeldRooms,
 		m.Homes,
 		m.IcmpRooms,
+		m.LeaseCounts,
+		m.LeaseEpoch,
+		m.LeaseQueue,
+		m.LeaseState,
+		m.Leases,
 		m.LinkIndices,
 		m.Links,
 		m.LogRings,

@@ -16,7 +16,7 @@ import (
 )
 
 // Make distinguishes the programs of this natkit from those of another: a hash of its objects.
-func Make() string { return hashOf(_TcBytes, _XdpBytes, _GcBytes, _PortsBytes) }
+func Make() string { return hashOf(_TcBytes, _XdpBytes, _GcBytes, _PortsBytes, _LeaseBytes) }
 
 func hashOf(objects ...[]byte) string {
 	h := sha256.New()

@@ -47,6 +47,11 @@ const (
 	xdpMapHeldRooms      = "held_rooms"
 	xdpMapHomes          = "homes"
 	xdpMapIcmpRooms      = "icmp_rooms"
+	xdpMapLeaseCounts    = "lease_counts"
+	xdpMapLeaseEpoch     = "lease_epoch"
+	xdpMapLeaseQueue     = "lease_queue"
+	xdpMapLeaseState     = "lease_state"
+	xdpMapLeases         = "leases"
 	xdpMapLinkIndices    = "link_indices"
 	xdpMapLinks          = "links"
 	xdpMapLogRings       = "log_rings"
@@ -156,6 +161,11 @@ type xdpMapSpecs struct {
 	HeldRooms      *ebpf.MapSpec `ebpf:"held_rooms"`
 	Homes          *ebpf.MapSpec `ebpf:"homes"`
 	IcmpRooms      *ebpf.MapSpec `ebpf:"icmp_rooms"`
+	LeaseCounts    *ebpf.MapSpec `ebpf:"lease_counts"`
+	LeaseEpoch     *ebpf.MapSpec `ebpf:"lease_epoch"`
+	LeaseQueue     *ebpf.MapSpec `ebpf:"lease_queue"`
+	LeaseState     *ebpf.MapSpec `ebpf:"lease_state"`
+	Leases         *ebpf.MapSpec `ebpf:"leases"`
 	LinkIndices    *ebpf.MapSpec `ebpf:"link_indices"`
 	Links          *ebpf.MapSpec `ebpf:"links"`
 	LogRings       *ebpf.MapSpec `ebpf:"log_rings"`
@@ -237,6 +247,11 @@ type xdpMaps struct {
 	HeldRooms      *ebpf.Map `ebpf:"held_rooms"`
 	Homes          *ebpf.Map `ebpf:"homes"`
 	IcmpRooms      *ebpf.Map `ebpf:"icmp_rooms"`
+	LeaseCounts    *ebpf.Map `ebpf:"lease_counts"`
+	LeaseEpoch     *ebpf.Map `ebpf:"lease_epoch"`
+	LeaseQueue     *ebpf.Map `ebpf:"lease_queue"`
+	LeaseState     *ebpf.Map `ebpf:"lease_state"`
+	Leases         *ebpf.Map `ebpf:"leases"`
 	LinkIndices    *ebpf.Map `ebpf:"link_indices"`
 	Links          *ebpf.Map `ebpf:"links"`
 	LogRings       *ebpf.Map `ebpf:"log_rings"`
@@ -292,6 +307,11 @@ func (m *xdpMaps) Close() error {
 		m.HeldRooms,
 		m.Homes,
 		m.IcmpRooms,
+		m.LeaseCounts,
+		m.LeaseEpoch,
+		m.LeaseQueue,
+		m.LeaseState,
+		m.Leases,
 		m.LinkIndices,
 		m.Links,
 		m.LogRings,

@@ -376,6 +376,9 @@ func (c *compiler) timeouts(facts Facts) []Rule {
 // out of ports, or a log be wrong.
 func refused(f *rulefile.File) error {
 	var errs []error
+	if !f.PCP.IsZero() {
+		errs = append(errs, f.AtKey("pcp", "the kernel's NAT has no explicit mappings that hosts ask for: use engine ebpf, or rules that forward ports"))
+	}
 	if f.Subscribers.Prefix > 0 {
 		errs = append(errs, f.AtKey("subscribers", "the kernel's NAT does not count a subscriber's ports and new sessions: use engine ebpf, or limits.sessions_per_source"))
 	}

@@ -32,6 +32,7 @@ type File struct {
 	Limits      Limits
 	Subscribers Subscribers
 	Log         Log
+	PCP         PCP
 
 	positions map[string]Position // of everything but pools and rules, by key: "limits.sessions"
 }

@@ -275,7 +275,7 @@ func (r *reader) unknown(e entry, what string, keys ...string) {
 
 // --- the file ----------------------------------------------------------------------
 
-var fileKeys = []string{"inside", "outside", "pools", "defaults", "limits", "subscribers", "log", "rules"}
+var fileKeys = []string{"inside", "outside", "pools", "defaults", "limits", "subscribers", "pcp", "log", "rules"}
 
 // document reads the whole file. It is false if there are no keys, which is all that is wrong then.
 func (r *reader) document(root *yaml.Node) bool {
@@ -298,7 +298,7 @@ func (r *reader) document(root *yaml.Node) bool {
 	read := map[string]func(*yaml.Node){
 		"inside":  func(n *yaml.Node) { r.file.Inside = r.links(n, "inside") },
 		"outside": func(n *yaml.Node) { r.file.Outside = r.links(n, "outside") },
-		"pools":   r.pools, "defaults": r.defaults, "limits": r.limits, "subscribers": r.subscribers, "log": r.log, "rules": r.rules,
+		"pools":   r.pools, "defaults": r.defaults, "limits": r.limits, "subscribers": r.subscribers, "pcp": r.pcp, "log": r.log, "rules": r.rules,
 	}
 	// In this order, whatever the file's: rules name what the others define.
 	for _, key := range fileKeys {

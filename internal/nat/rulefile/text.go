@@ -25,6 +25,7 @@ func (f *File) Text() string {
 	block(&b, "limits", f.Limits.fields())
 	f.Subscribers.write(&b)
 	f.Log.write(&b)
+	f.PCP.write(&b)
 	if len(f.Rules) == 0 {
 		b.WriteString("rules: []\n")
 		return b.String()

@@ -43,6 +43,7 @@ func (r *reader) validate() {
 	r.drained()
 	r.shares()
 	r.logFits()
+	r.explicit()
 	r.excludedTwice()
 }
 

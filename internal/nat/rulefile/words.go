@@ -47,6 +47,16 @@ type Mapping struct {
 	// HoldDown: no session uses it, and its port is kept for the same endpoint until the
 	// hold-down is over.
 	HoldDown bool `json:"in_hold_down"`
+	// Explicit are the requests, by PCP or NAT-PMP, that keep it without sessions.
+	Explicit []ExplicitMapping `json:"explicit,omitempty"`
+}
+
+// ExplicitMapping is what a host has asked for: to keep a mapping for a time.
+type ExplicitMapping struct {
+	By      string            `json:"protocol"`        // pcp, nat-pmp
+	Left    snapshot.Seconds  `json:"expires_s"`       // from now
+	Remote  snapshot.Endpoint `json:"remote,omitzero"` // the one endpoint that it is for (PEER)
+	Filters []string          `json:"filters,omitempty"`
 }
 
 // Event is something that happened to a session, as it happens.
@@ -134,8 +144,9 @@ type Stats struct {
 	BytesIn  uint64            `json:"bytes_in"`
 	BytesOut uint64            `json:"bytes_out"`
 
-	Sessions int `json:"sessions"` // now
-	Mappings int `json:"mappings"` // now
+	Sessions int `json:"sessions"`          // now
+	Mappings int `json:"mappings"`          // now
+	Explicit int `json:"explicit_mappings"` // of these, that hosts asked for by PCP or NAT-PMP
 
 	GCAge      snapshot.Seconds `json:"gc_age_s"` // since expiry last ran
 	GCTime     snapshot.Seconds `json:"gc_duration_s"`

@@ -128,6 +128,9 @@ func NATStatusText(w io.Writer, s *control.Status) error {
 
 func natCounts(b *strings.Builder, s *control.Status) {
 	fmt.Fprintf(b, "%s of at most %d, %s\n", plural.Count(s.Stats.Sessions, "session"), s.Sessions, plural.Count(s.Stats.Mappings, "mapping"))
+	if s.Stats.Explicit > 0 {
+		fmt.Fprintf(b, "%s that hosts asked for by PCP or NAT-PMP\n", plural.Count(s.Stats.Explicit, "explicit mapping"))
+	}
 	t := tabwriter.NewWriter(b, 0, 8, 2, ' ', 0)
 	for _, a := range s.Addresses {
 		switch {
@@ -237,8 +240,22 @@ func NATMappingText(w io.Writer, m *rulefile.Mapping) error {
 	if m.HoldDown {
 		rest = ", resting"
 	}
-	_, err := fmt.Fprintf(w, "%-5s %s <-> %s, %s, filtering %s%s\n", m.Class, natEnd(m.Inside.AddrPort), natEnd(m.Outside.AddrPort), plural.Count(m.Sessions, "session"), m.Filtering, rest)
+	_, err := fmt.Fprintf(w, "%-5s %s <-> %s, %s, filtering %s%s\n", m.Class, natEnd(m.Inside.AddrPort), natEnd(m.Outside.AddrPort), plural.Count(m.Sessions, "session"), m.Filtering, rest+explicitText(m.Explicit))
 	return err
+}
+
+// explicitText says who keeps a mapping until when.
+func explicitText(all []rulefile.ExplicitMapping) (text string) {
+	for _, x := range all {
+		text += fmt.Sprintf(", explicit (%s) for %s", x.By, endsIn(time.Duration(x.Left)))
+		if x.Remote.IsValid() {
+			text += " towards " + x.Remote.String()
+		}
+		if len(x.Filters) > 0 {
+			text += ", lets in " + strings.Join(x.Filters, ", ")
+		}
+	}
+	return text
 }
 
 func natEnd(a netip.AddrPort) string {

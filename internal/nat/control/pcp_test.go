@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/datapath"
+	"natkit/internal/nat/rulefile"
+	"natkit/internal/testutil/ktest"
+)
+
+const pcpRules = `inside: [in]
+outside: [out]
+pcp: {on: [in], mappings_per_subscriber: 4}
+rules:
+  - masquerade: 10.0.0.0/24
+`
+
+// pcpTestbed is a gateway that answers PCP, and a client of the test's own.
+type pcpTestbed struct {
+	*servedTestbed
+	nonce byte
+}
+
+func servePCP(t *testing.T, rules string, attach Attach) *pcpTestbed {
+	b := newTestbed(t)
+	b.in(b.server, func() error { // strangers of other addresses
+		l, err := netlink.LinkByName("eth0")
+		a, err2 := netlink.ParseAddr("198.51.100.77/24")
+		return errors.Join(err, err2, netlink.AddrAdd(l, a))
+	})
+	if attach == AttachXDP {
+		b.passXDP(b.client)
+		b.passXDP(b.server)
+	}
+	s := &pcpTestbed{b.serve(rules, ServeOptions{Options: Options{Attach: attach}}), 1}
+	s.hears("up", "")
+	return s
+}
+
+// request is a PCP request of the client.
+func (b *pcpTestbed) request(opcode, protocol byte, port uint16, lifetime uint32, change func([]byte)) []byte {
+	length := 60
+	if opcode == 2 {
+		length = 80
+	}
+	q := make([]byte, length)
+	q[0], q[1] = 2, opcode
+	binary.BigEndian.PutUint32(q[4:], lifetime)
+	client := netip.MustParseAddr("::ffff:10.0.0.2").As16()
+	copy(q[8:], client[:])
+	q[24], q[36] = b.nonce, protocol
+	binary.BigEndian.PutUint16(q[40:], port)
+	if change != nil {
+		change(q)
+	}
+	return q
+}
+
+// ask sends a datagram from a namespace to an address, and gives the answer: nil if there is none.
+func (b *pcpTestbed) ask(ns *netns.Handle, to string, q []byte) (answer []byte) {
+	b.t.Helper()
+	b.in(ns, func() error {
+		c, err := net.Dial("udp4", to)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for range 3 {
+			if _, err := c.Write(q); err != nil {
+				return nil // an ICMP error: nobody is there
+			}
+			_ = c.SetReadDeadline(time.Now().Add(time.Second))
+			buffer := make([]byte, 1200)
+			if n, err := c.Read(buffer); err == nil {
+				answer = buffer[:n]
+				return nil
+			}
+		}
+		return nil
+	})
+	return answer
+}
+
+// mapped asks for a mapping and gives its external port.
+func (b *pcpTestbed) mapped(q []byte) uint16 {
+	b.t.Helper()
+	a := b.ask(b.client, "10.0.0.1:5351", q)
+	if len(a) < 60 || a[3] != 0 {
+		b.t.Fatalf("answer % x", a)
+	}
+	return binary.BigEndian.Uint16(a[42:])
+}
+
+func (b *pcpTestbed) result(q []byte) int {
+	b.t.Helper()
+	a := b.ask(b.client, "10.0.0.1:5351", q)
+	if len(a) < 24 {
+		b.t.Fatalf("answer % x", a)
+	}
+	return int(a[3])
+}
+
+// reaches reports whether what a stranger sends to an external port arrives at a port of the client.
+func (b *pcpTestbed) reaches(network, from string, external, port uint16) bool {
+	b.t.Helper()
+	got := make(chan bool, 1)
+	var closer interface{ Close() error }
+	b.in(b.client, bound(func() error {
+		at := fmt.Sprintf("10.0.0.2:%d", port)
+		if network == "udp4" {
+			l, err := net.ListenPacket(network, at)
+			if err != nil {
+				return err
+			}
+			closer = l
+			go func() {
+				_, _, err := l.ReadFrom(make([]byte, 10))
+				got <- err == nil
+			}()
+			return nil
+		}
+		l, err := net.Listen(network, at)
+		if err != nil {
+			return err
+		}
+		closer = l
+		go func() {
+			c, err := l.Accept()
+			if err == nil {
+				c.Close()
+			}
+			got <- err == nil
+		}()
+		return nil
+	}))
+	defer closer.Close()
+	b.in(b.server, func() error {
+		d := net.Dialer{Timeout: 2 * time.Second, LocalAddr: &net.UDPAddr{IP: net.ParseIP(from)}}
+		if network == "tcp4" {
+			d.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
+		}
+		c, err := d.Dial(network, fmt.Sprintf("198.51.100.1:%d", external))
+		if err != nil {
+			return nil
+		}
+		defer c.Close()
+		_, _ = c.Write([]byte("hello"))
+		return nil
+	})
+	select {
+	case in := <-got:
+		return in
+	case <-time.After(2 * time.Second):
+		return false
+	}
+}
+
+// leases are the explicit mappings of the engine.
+func (b *pcpTestbed) leases() (out []datapath.Lease) {
+	b.t.Helper()
+	e, err := Open(b.gateway)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer e.Close()
+	if err := e.Leases(func(l *datapath.Lease) bool { out = append(out, *l); return true }); err != nil {
+		b.t.Fatal(err)
+	}
+	return out
+}
+
+// What a host asked for lets strangers in by TCP and UDP, on both hooks, is extended and ended by
+// whoever has the nonce, and outlives natkit serve and an apply.
+func TestPCP(t *testing.T) {
+	for _, attach := range []Attach{AttachTC, AttachXDP} {
+		t.Run(string(attach), func(t *testing.T) { testPCP(t, attach) })
+	}
+}
+
+func testPCP(t *testing.T, attach Attach) {
+	b := servePCP(t, pcpRules, attach)
+	udp, tcp := b.request(1, 17, 7000, 600, nil), b.request(1, 6, 7000, 600, nil)
+	uport, tport := b.mapped(udp), b.mapped(tcp)
+	if !b.reaches("udp4", "198.51.100.77", uport, 7000) {
+		t.Error("UDP of a stranger does not arrive")
+	}
+	if !b.reaches("tcp4", "198.51.100.77", tport, 7000) {
+		t.Error("TCP of a stranger does not arrive")
+	}
+	before := b.leases()[0].Left
+	binary.BigEndian.PutUint32(udp[4:], 3600)
+	if again := b.mapped(udp); again != uport {
+		t.Errorf("extended, the port is %d and not %d", again, uport)
+	}
+	longest := time.Duration(0)
+	for _, l := range b.leases() {
+		longest = max(longest, l.Left)
+	}
+	if longest < before+40*time.Minute {
+		t.Errorf("asked for an hour, it has %s", longest)
+	}
+	if r := b.result(b.request(1, 17, 7000, 600, func(q []byte) { q[24] = 99 })); r != 2 {
+		t.Errorf("with another nonce: result %d", r)
+	}
+
+	// Without natkit serve, and with the next one.
+	b.end()
+	if !b.reaches("udp4", "198.51.100.9", uport, 7000) {
+		t.Error("without natkit serve a stranger's UDP does not arrive")
+	}
+	epoch := func() uint32 {
+		return binary.BigEndian.Uint32(b.ask(b.client, "10.0.0.1:5351", append([]byte{2, 0, 0, 0, 0, 0, 0, 0}, udp[8:24]...))[8:])
+	}
+	b.begin(ServeOptions{})
+	b.hears("adopted", "")
+	first := epoch()
+	if again := b.mapped(udp); again != uport {
+		t.Errorf("after a restart the port is %d and not %d", again, uport)
+	}
+	b.replace(strings.Replace(pcpRules, "10.0.0.0/24", "10.0.0.0/16", 1))
+	b.hears("reloaded", "")
+	if again := b.mapped(udp); again != uport {
+		t.Errorf("after an apply the port is %d and not %d", again, uport)
+	}
+	if last := epoch(); last < first {
+		t.Errorf("the epoch went back from %d to %d", first, last)
+	}
+
+	// Ended, it lets nobody in.
+	binary.BigEndian.PutUint32(udp[4:], 0)
+	binary.BigEndian.PutUint32(tcp[4:], 0)
+	if r := b.result(udp); r != 0 {
+		t.Errorf("end: result %d", r)
+	}
+	if r := b.result(tcp); r != 0 {
+		t.Errorf("end: result %d", r)
+	}
+	if n := len(b.leases()); n != 0 {
+		t.Errorf("%d leases after the end", n)
+	}
+}
+
+// A mapping that ends before a session has used it is closed at once.
+func TestPCPEnd(t *testing.T) {
+	b := servePCP(t, strings.Replace(pcpRules, "rules:", "defaults: {filtering: endpoint-independent}\nrules:", 1), AttachTC)
+	q := b.request(1, 17, 7001, 600, nil)
+	port := b.mapped(q)
+	binary.BigEndian.PutUint32(q[4:], 0)
+	if r := b.result(q); r != 0 {
+		t.Fatalf("end: result %d", r)
+	}
+	if b.reaches("udp4", "198.51.100.77", port, 7001) {
+		t.Error("a stranger gets in after the end")
+	}
+}
+
+// Each refusal has its result code; outside nobody answers.
+func TestPCPRefusals(t *testing.T) {
+	b := servePCP(t, pcpRules, AttachTC)
+	option := func(code byte, value ...byte) func([]byte) []byte {
+		return func(q []byte) []byte {
+			return append(q, append([]byte{code, 0, 0, byte(len(value))}, value...)...)
+		}
+	}
+	plain := b.request(1, 17, 7000, 600, nil)
+	for _, row := range []struct {
+		name string
+		q    []byte
+		want int
+	}{
+		{"version 1", b.request(1, 17, 7000, 600, func(q []byte) { q[0] = 1 }), 1},
+		{"opcode 3", b.request(3, 17, 7000, 600, nil), 4},
+		{"too short", plain[:40], 3},
+		{"another address", b.request(1, 17, 7000, 600, func(q []byte) { q[23] = 3 }), 12},
+		{"SCTP", b.request(1, 132, 7000, 600, nil), 9},
+		{"all ports", b.request(1, 17, 0, 600, nil), 9},
+		{"THIRD_PARTY", option(1, make([]byte, 16)...)(plain), 5},
+		{"a long FILTER", option(3, make([]byte, 16)...)(plain), 6},
+		{"PREFER_FAILURE for another address", option(2)(b.request(1, 17, 7000, 600, func(q []byte) {
+			other := netip.MustParseAddr("::ffff:198.51.100.200").As16()
+			copy(q[44:], other[:])
+		})), 11},
+	} {
+		if r := b.result(row.q); r != row.want {
+			t.Errorf("%s: result %d, want %d", row.name, r, row.want)
+		}
+	}
+	for port := range uint16(4) {
+		b.mapped(b.request(1, 17, 7100+port, 600, nil))
+	}
+	if r := b.result(b.request(1, 17, 7104, 600, nil)); r != 10 {
+		t.Errorf("a fifth mapping of four: result %d", r)
+	}
+	if a := b.ask(b.server, "198.51.100.1:5351", plain); a != nil {
+		t.Errorf("outside it answers % x", a)
+	}
+}
+
+// A flood is answered as far as the limit goes, and costs no other client its answers.
+func TestPCPFlood(t *testing.T) {
+	b := servePCP(t, pcpRules, AttachTC)
+	b.in(b.client, func() error {
+		l, err := netlink.LinkByName("eth0")
+		a, err2 := netlink.ParseAddr("10.0.0.3/24")
+		return errors.Join(err, err2, netlink.AddrAdd(l, a))
+	})
+	answered, began := 0, time.Now()
+	b.in(b.client, func() error {
+		c, err := net.DialUDP("udp4", &net.UDPAddr{IP: net.IPv4(10, 0, 0, 3)}, &net.UDPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 5351})
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for range 5000 {
+			if _, err := c.Write([]byte{0, 0}); err != nil {
+				return err
+			}
+		}
+		_ = c.SetReadDeadline(time.Now().Add(2 * time.Second))
+		for buffer := make([]byte, 64); ; answered++ {
+			if _, err := c.Read(buffer); err != nil {
+				return nil
+			}
+		}
+	})
+	most := 64 + int(16*time.Since(began).Seconds()) + 1
+	if answered == 0 || answered > most {
+		t.Errorf("%d of 5000 requests were answered, want 1 to %d", answered, most)
+	}
+	b.mapped(b.request(1, 17, 7000, 600, nil))
+}
+
+// PEER keeps a mapping, and the session of it, for longer than packets do.
+func TestPCPPeer(t *testing.T) {
+	rules := strings.Replace(pcpRules, "rules:", "defaults: {timeouts: {udp: 2s, port_hold_down: 1s}}\nrules:", 1)
+	b := servePCP(t, rules, AttachTC)
+	peer := func(q []byte) {
+		binary.BigEndian.PutUint16(q[60:], 9000)
+		remote := netip.MustParseAddr("::ffff:198.51.100.9").As16()
+		copy(q[64:], remote[:])
+	}
+	var in net.PacketConn
+	b.in(b.client, func() (err error) { in, err = net.ListenPacket("udp4", "10.0.0.2:7200"); return err })
+	defer in.Close()
+	var out net.PacketConn
+	b.in(b.server, func() (err error) { out, err = net.ListenPacket("udp4", "198.51.100.9:9000"); return err })
+	defer out.Close()
+	if _, err := in.WriteTo([]byte("open"), &net.UDPAddr{IP: net.IPv4(198, 51, 100, 9), Port: 9000}); err != nil {
+		t.Fatal(err)
+	}
+	_ = out.SetReadDeadline(time.Now().Add(patient))
+	_, from, err := out.ReadFrom(make([]byte, 10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := b.mapped(b.request(2, 17, 7200, 600, peer))
+	if have := from.(*net.UDPAddr).Port; have != int(port) {
+		t.Fatalf("the session has port %d, PEER says %d", have, port)
+	}
+	time.Sleep(9 * time.Second) // longer than a session lives by its packets, and its memory
+	n := 0
+	e, err := Open(b.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(e.Sessions(func(s *rulefile.Session) bool { n++; return true }), e.Close())
+	if n != 1 || err != nil {
+		t.Errorf("%d sessions after four timeouts (%v)", n, err)
+	}
+	if _, err := out.WriteTo([]byte("still"), from); err != nil {
+		t.Fatal(err)
+	}
+	_ = in.SetReadDeadline(time.Now().Add(patient))
+	if _, _, err := in.ReadFrom(make([]byte, 10)); err != nil {
+		t.Errorf("the remote endpoint does not reach it: %v", err)
+	}
+}
+
+// Mappings expire without natkit serve, and one whose pool the rules leave ends; then the epoch
+// begins again.
+func TestPCPExpiry(t *testing.T) {
+	b := servePCP(t, strings.Replace(pcpRules, "{on: [in]", "{on: [in], lifetime: {min: 1s, max: 1h}", 1), AttachTC)
+	b.mapped(b.request(1, 17, 7000, 1, nil))
+	b.end()
+	ktest.Wait(t, patient, "the mapping to expire", func() bool { return len(b.leases()) == 0 })
+}
+
+// When an external address is no longer the gateway's its mappings end, the epoch begins again, and
+// both protocols announce it.
+func TestPCPAnnounce(t *testing.T) {
+	b := servePCP(t, pcpRules, AttachTC)
+	b.mapped(b.request(1, 17, 7000, 600, nil))
+	var hear *net.UDPConn
+	b.in(b.client, func() (err error) {
+		l, err := net.InterfaceByName("eth0")
+		if err == nil {
+			hear, err = net.ListenMulticastUDP("udp4", l, &net.UDPAddr{IP: net.IPv4(224, 0, 0, 1), Port: 5350})
+		}
+		return err
+	})
+	defer hear.Close()
+	b.in(b.gateway, func() error {
+		l, err := netlink.LinkByName("out")
+		old, err2 := netlink.ParseAddr("198.51.100.1/24")
+		next, err3 := netlink.ParseAddr("198.51.100.2/24")
+		return errors.Join(err, err2, err3, netlink.AddrDel(l, old), netlink.AddrAdd(l, next))
+	})
+	b.hears("followed", "")
+	ktest.Wait(t, patient, "the mapping to end", func() bool { return len(b.leases()) == 0 })
+	_ = hear.SetReadDeadline(time.Now().Add(patient))
+	announced, address := false, false
+	for buffer := make([]byte, 100); !announced || !address; {
+		n, from, err := hear.ReadFromUDPAddrPort(buffer)
+		if err != nil {
+			t.Fatalf("PCP announced: %v, the address: %v: %v", announced, address, err)
+		}
+		if from.Addr() != netip.MustParseAddr("10.0.0.1") || from.Port() != 5351 {
+			t.Fatalf("an announcement from %s", from)
+		}
+		announced = announced || n == 24 && buffer[0] == 2 && buffer[1] == 128
+		address = address || n == 12 && buffer[1] == 128 && bytes.Equal(buffer[8:12], []byte{198, 51, 100, 2})
+	}
+	a := b.ask(b.client, "10.0.0.1:5351", b.request(1, 17, 7000, 600, nil))
+	if len(a) < 60 || a[3] != 0 || !bytes.Equal(a[56:60], []byte{198, 51, 100, 2}) {
+		t.Errorf("asked again: % x", a)
+	}
+}
+
+// Debian's client of NAT-PMP gets a mapping, and gives it back.
+func TestPCPNatpmpc(t *testing.T) {
+	program, err := exec.LookPath("natpmpc")
+	if err != nil {
+		ktest.Missing(t, "natpmpc is not here")
+	}
+	b := servePCP(t, pcpRules, AttachTC)
+	run := func(args ...string) string {
+		var out bytes.Buffer
+		b.in(b.client, func() error {
+			cmd := exec.Command(program, append([]string{"-g", "10.0.0.1"}, args...)...)
+			cmd.Stdout, cmd.Stderr = &out, &out
+			return cmd.Run()
+		})
+		return out.String()
+	}
+	if out := run(); !strings.Contains(out, "Public IP address : 198.51.100.1") {
+		t.Errorf("address:\n%s", out)
+	}
+	for _, protocol := range []string{"udp", "tcp"} {
+		if out := run("-a", "7500", "7501", protocol, "600"); !strings.Contains(out, "Mapped public port 7500") {
+			t.Errorf("%s:\n%s", protocol, out)
+		}
+		if !b.reaches(protocol+"4", "198.51.100.77", 7500, 7501) {
+			t.Errorf("a stranger's %s does not arrive", protocol)
+		}
+		if out := run("-a", "7500", "7501", protocol, "0"); !strings.Contains(out, "Mapped public port") {
+			t.Errorf("%s:\n%s", protocol, out)
+		}
+	}
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pcp
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Rate is how many requests are answered: so many a second, and after a pause so many at once, of
+// one client and of all.
+type Rate struct {
+	PerSecond, Burst       int // of one client
+	AllPerSecond, AllBurst int
+}
+
+// DefaultRate: a client that extends 64 mappings at once is answered at once; some thousand
+// requests a second cost a few per cent of a processor.
+var DefaultRate = Rate{PerSecond: 16, Burst: 64, AllPerSecond: 2000, AllBurst: 2000}
+
+// clientsMax is how many clients are known at a time: those whose bucket is not full. Others share
+// one bucket then, so that a flood from invented addresses costs nobody's memory.
+const clientsMax = 8192
+
+// limiter is a token bucket for each client and one for all. A bucket is the time at which it is
+// full again.
+type limiter struct {
+	rate   Rate
+	full   map[netip.Addr]time.Time
+	others time.Time
+	all    time.Time
+	forgot time.Time
+}
+
+func newLimiter(r Rate) limiter { return limiter{rate: r, full: map[netip.Addr]time.Time{}} }
+
+// take takes a token of a bucket, or nothing.
+func take(full, now time.Time, perSecond, burst int) (time.Time, bool) {
+	if perSecond <= 0 {
+		return full, true
+	}
+	interval := time.Second / time.Duration(perSecond)
+	if full.Before(now) {
+		full = now
+	}
+	if full.Sub(now) > interval*time.Duration(burst-1) {
+		return full, false
+	}
+	return full.Add(interval), true
+}
+
+// allow reports whether a request of the client is answered. What one may not send more does not
+// use up what others may.
+func (l *limiter) allow(now time.Time, client netip.Addr) bool {
+	full, known := l.full[client]
+	if !known && len(l.full) >= clientsMax {
+		l.forget(now)
+	}
+	room := known || len(l.full) < clientsMax
+	if !room {
+		full = l.others
+	}
+	full, ok := take(full, now, l.rate.PerSecond, l.rate.Burst)
+	if !ok {
+		return false
+	}
+	if l.all, ok = take(l.all, now, l.rate.AllPerSecond, l.rate.AllBurst); !ok {
+		return false
+	}
+	if room {
+		l.full[client] = full
+	} else {
+		l.others = full
+	}
+	return true
+}
+
+// forget removes clients whose bucket is full, once a second at most.
+func (l *limiter) forget(now time.Time) {
+	if now.Sub(l.forgot) < time.Second {
+		return
+	}
+	l.forgot = now
+	for client, full := range l.full {
+		if !full.After(now) {
+			delete(l.full, client)
+		}
+	}
+}
