@@ -135,7 +135,16 @@ func recordFor(ns *netns.Handle, say func(text string)) func(context.Context, ru
 			return fmt.Errorf("read the host name: %w", err)
 		}
 		dir := logFolder(l.Folder)
+		var sinks []natlog.Sink
+		for _, url := range l.Sinks {
+			to, err := natlog.ParseSink(url)
+			if err != nil { // the rule file was read with the same function
+				return fmt.Errorf("sink %w", err)
+			}
+			sinks = append(sinks, to)
+		}
 		return collect.Run(ctx, collect.Options{
+			Sinks:     sinks,
 			Namespace: ns,
 			Store: store.Options{
 				Dir: dir, Node: node, Age: cmp.Or(l.Age, defaultLogAge), Bytes: cmp.Or(l.Bytes, defaultLogBytes), Say: say,

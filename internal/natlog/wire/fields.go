@@ -133,6 +133,17 @@ func natEvent(r *natlog.Record) byte {
 	return pick(natCreate, natDelete)
 }
 
+// nelEvent is what happened in the numbers of NetFlow v9 NEL, which nfdump has names for.
+func nelEvent(r *natlog.Record) byte {
+	switch r.Event {
+	case natlog.Ended:
+		return natDelete
+	case natlog.Exhausted:
+		return natAddressExhausted
+	}
+	return natCreate
+}
+
 // field is an information element of a template.
 type field struct {
 	id, length uint16 // length: variableLength has it before each value
@@ -221,7 +232,11 @@ func (s shape) fields(ipfix bool) []field {
 	if ipfix {
 		list = append(list, u64(324, func(r *natlog.Record) uint64 { return ntp(r.Time) })) // observationTimeMicroseconds
 	}
-	list = append(list, u8(230, natEvent))
+	event := natEvent
+	if !ipfix {
+		event = nelEvent
+	}
+	list = append(list, u8(230, event))
 	if s.quota && ipfix {
 		list = append(list, u32(466, func(*natlog.Record) uint32 { return quotaPerUser })) // natQuotaExceededEvent
 	}
