@@ -78,22 +78,7 @@ func judgeFragments(f facts) *verdict {
 	case crowded:
 		v.Title = fmt.Sprintf("%s found no memory for reassembly %s", number(full, "fragment"), f.window())
 	}
-	if f.Counters != nil {
-		v.Evidence = append(v.Evidence, Evidence{"failed reassemblies", strconv.FormatUint(fails, 10), fromSnmp + ": Ip ReasmFails"})
-	}
-	if timeoutsKnown {
-		v.Evidence = append(v.Evidence, Evidence{"of them because fragments were missing at the timeout", strconv.FormatUint(timeouts, 10), fromSnmp + ": Ip ReasmTimeout"})
-	}
-	if doneKnown {
-		v.Evidence = append(v.Evidence, Evidence{"packets reassembled", strconv.FormatUint(done, 10), fromSnmp + ": Ip ReasmOKs"})
-	}
-	if traced > 0 {
-		v.Evidence = append(v.Evidence, Evidence{"fragments dropped", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
-	}
-	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	if room, known := f.sysctl("net.ipv4.ipfrag_high_thresh"); known {
-		v.Evidence = append(v.Evidence, Evidence{"net.ipv4.ipfrag_high_thresh", strconv.FormatInt(room, 10), fromSettings})
-	}
+	v.Evidence = f.fragmentEvidence(rows)
 	v.Why = "A fragment that waits for the others uses memory until they arrive or half a minute has passed. While that memory is used up, no other fragmented packet gets through. A packet is lost if one of its fragments is lost."
 	switch {
 	case overtaken:
@@ -108,6 +93,31 @@ func judgeFragments(f facts) *verdict {
 	v.Remedy = append(v.Remedy, f.natkit("drops --for 40s"))
 	v.Verify = f.look(f.run("nstat -az IpReasmFails IpReasmTimeout IpReasmOKs"), f.run("grep FRAG /proc/net/sockstat"))
 	return v
+}
+
+// fragmentEvidence is what shows that fragments were lost, and where they were dropped.
+func (f facts) fragmentEvidence(rows []snapshot.Drop) (out []Evidence) {
+	fails, _ := f.counter("Ip.ReasmFails")
+	timeouts, timeoutsKnown := f.counter("Ip.ReasmTimeout")
+	done, doneKnown := f.counter("Ip.ReasmOKs")
+	traced, _, _ := f.dropped(snapshot.CauseFragment)
+	if f.Counters != nil {
+		out = append(out, Evidence{"failed reassemblies", strconv.FormatUint(fails, 10), fromSnmp + ": Ip ReasmFails"})
+	}
+	if timeoutsKnown {
+		out = append(out, Evidence{"of them because fragments were missing at the timeout", strconv.FormatUint(timeouts, 10), fromSnmp + ": Ip ReasmTimeout"})
+	}
+	if doneKnown {
+		out = append(out, Evidence{"packets reassembled", strconv.FormatUint(done, 10), fromSnmp + ": Ip ReasmOKs"})
+	}
+	if traced > 0 {
+		out = append(out, Evidence{"fragments dropped", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
+	}
+	out = append(out, sampleEvidence(rows)...)
+	if room, known := f.sysctl("net.ipv4.ipfrag_high_thresh"); known {
+		out = append(out, Evidence{"net.ipv4.ipfrag_high_thresh", strconv.FormatInt(room, 10), fromSettings})
+	}
+	return out
 }
 
 // fragmentRoom is more memory for fragments that wait.

@@ -75,7 +75,7 @@ func (f facts) largerBlocks(s *snapshot.EngineSource) []string {
 		}
 		most := max(p.ExtraMax, 3)
 		extra := min(max(powerOfTwo(float64(need/most)), 2*p.ExtraSize), largestBlock)
-		out := []string{fmt.Sprintf("# %s needs about %d ports at this rate; larger extra blocks. Sessions continue:", s.Name(), need)}
+		out := []string{fmt.Sprintf("# %s needs about %s at this rate; larger extra blocks. Sessions continue:", s.Name(), number(need, "port"))}
 		switch {
 		case p.Lines["extra"] > 0:
 			out = append(out, setKey(p.Lines["extra"], "extra", p.ExtraSize, extra, f.Engine.File))

@@ -9,7 +9,7 @@ import (
 
 // EngineReader reads what natkit has up in a namespace, nil for nothing. Packets are
 // totals; what takes long is read only if the whole is wanted. Of subscribers and pools it knows
-// what they were refused since before, the reading at the begin of the window; nil: none.
+// what they were refused since before, the reading at the start of the window; nil: none.
 type EngineReader func(ns *netns.Handle, before *snapshot.Engine, whole bool) (*snapshot.Engine, error)
 
 // engine reads the counters of natkit's own engine before the window, and all of it after.

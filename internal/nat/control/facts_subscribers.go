@@ -86,7 +86,7 @@ func (s *Status) readSubscriberFacts(e *datapath.Engine, out, before *snapshot.E
 }
 
 // increases are what counters have grown by, only those above zero. A subscriber that was gone in
-// between begins anew.
+// between starts again at zero.
 func increases(before, now map[string]uint64) map[string]uint64 {
 	out := map[string]uint64{}
 	for name, n := range now {
