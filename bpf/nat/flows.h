@@ -33,7 +33,7 @@ struct {
 	__type(key, __u32);
 	__type(value, struct nat_flow_rest);
 	__uint(max_entries, 131072);
-} flow_rests SEC(".maps");
+} flow_details SEC(".maps");
 
 /* Which numbers are taken, 64 in a word. Packets set, GC clears. */
 struct {
@@ -85,7 +85,7 @@ static __always_inline struct nat_flow *flow_at(__u32 number)
 
 static __always_inline struct nat_flow_rest *flow_rest(__u32 number)
 {
-	return bpf_map_lookup_elem(&flow_rests, &number);
+	return bpf_map_lookup_elem(&flow_details, &number);
 }
 
 static __always_inline __u64 *flow_bits_at(__u32 number)

@@ -181,7 +181,7 @@ GLOBAL int lease_session(void)
 		return 0;
 	state = *(volatile __u32 *)&flow->state;
 	other = flow->other;
-	rest = bpf_map_lookup_elem(&flow_rests, &other);
+	rest = bpf_map_lookup_elem(&flow_details, &other);
 	if (!rest || !(state & NAT_FLOW_OWNER) || !(state & NAT_FLOW_PORT) ||
 	    state & (NAT_FLOW_GONE | NAT_FLOW_DEAD))
 		return 0;

@@ -408,7 +408,7 @@ func (e *Engine) Size() Size {
 // and the ways to it, its mapping and the way to that, and its places in the queues.
 func (e *Engine) SessionBytes() (float64, error) {
 	total := 0.0
-	for _, m := range []*ebpf.Map{e.m.Flows, e.m.FlowRests, e.m.FlowBits, e.m.FreeFlows, e.m.FlowTable, e.m.MappingTable, e.m.MappingQueue} {
+	for _, m := range []*ebpf.Map{e.m.Flows, e.m.FlowDetails, e.m.FlowBits, e.m.FreeFlows, e.m.FlowTable, e.m.MappingTable, e.m.MappingQueue} {
 		info, err := m.Info()
 		if err != nil {
 			return 0, fmt.Errorf("memory of map %s: %w", m, err)

@@ -31,7 +31,7 @@ const (
 	gcMapExcludes       = "excludes"
 	gcMapFilterEntries  = "filter_entries"
 	gcMapFlowBits       = "flow_bits"
-	gcMapFlowRests      = "flow_rests"
+	gcMapFlowDetails    = "flow_details"
 	gcMapFlowTable      = "flow_table"
 	gcMapFlows          = "flows"
 	gcMapFragmentQueue  = "fragment_queue"
@@ -133,7 +133,7 @@ type gcMapSpecs struct {
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
 	FlowBits       *ebpf.MapSpec `ebpf:"flow_bits"`
-	FlowRests      *ebpf.MapSpec `ebpf:"flow_rests"`
+	FlowDetails    *ebpf.MapSpec `ebpf:"flow_details"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
 	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
@@ -209,7 +209,7 @@ type gcMaps struct {
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
 	FlowBits       *ebpf.Map `ebpf:"flow_bits"`
-	FlowRests      *ebpf.Map `ebpf:"flow_rests"`
+	FlowDetails    *ebpf.Map `ebpf:"flow_details"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
 	Flows          *ebpf.Map `ebpf:"flows"`
 	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
@@ -259,7 +259,7 @@ func (m *gcMaps) Close() error {
 		m.Excludes,
 		m.FilterEntries,
 		m.FlowBits,
-		m.FlowRests,
+		m.FlowDetails,
 		m.FlowTable,
 		m.Flows,
 		m.FragmentQueue,

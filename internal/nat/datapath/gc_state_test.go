@@ -447,7 +447,7 @@ func TestPacketsComeRound(t *testing.T) {
 		inTables(t, g.maps, func(s *tables) {
 			s.each(func(flow *abiNatFlow) {
 				if flow.State&uint32(abiNatFlowStateNAT_FLOW_OWNER) != 0 {
-					c = [2]uint16{uint16(s.rests[flow.Other].Created), uint16(s.rests[flow.Other].Created >> 16)}
+					c = [2]uint16{uint16(s.details[flow.Other].Created), uint16(s.details[flow.Other].Created >> 16)}
 				}
 			})
 		})

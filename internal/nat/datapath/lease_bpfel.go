@@ -31,7 +31,7 @@ const (
 	leaseMapExcludes       = "excludes"
 	leaseMapFilterEntries  = "filter_entries"
 	leaseMapFlowBits       = "flow_bits"
-	leaseMapFlowRests      = "flow_rests"
+	leaseMapFlowDetails    = "flow_details"
 	leaseMapFlowTable      = "flow_table"
 	leaseMapFlows          = "flows"
 	leaseMapFragmentQueue  = "fragment_queue"
@@ -132,7 +132,7 @@ type leaseMapSpecs struct {
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
 	FlowBits       *ebpf.MapSpec `ebpf:"flow_bits"`
-	FlowRests      *ebpf.MapSpec `ebpf:"flow_rests"`
+	FlowDetails    *ebpf.MapSpec `ebpf:"flow_details"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
 	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
@@ -209,7 +209,7 @@ type leaseMaps struct {
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
 	FlowBits       *ebpf.Map `ebpf:"flow_bits"`
-	FlowRests      *ebpf.Map `ebpf:"flow_rests"`
+	FlowDetails    *ebpf.Map `ebpf:"flow_details"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
 	Flows          *ebpf.Map `ebpf:"flows"`
 	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
@@ -260,7 +260,7 @@ func (m *leaseMaps) Close() error {
 		m.Excludes,
 		m.FilterEntries,
 		m.FlowBits,
-		m.FlowRests,
+		m.FlowDetails,
 		m.FlowTable,
 		m.Flows,
 		m.FragmentQueue,

@@ -60,7 +60,7 @@ func (e *Engine) eachSession(fn func(*sessionCopy) bool) (err error) {
 // flowMemory is the memory of sessions: bpf/nat/flows.h.
 type flowMemory struct {
 	flows []abiNatFlow
-	rests []abiNatFlowRest
+	details []abiNatFlowRest
 	used  []uint64
 	close func() error
 }
@@ -78,7 +78,7 @@ func (e *Engine) flowMemory() (m *flowMemory, err error) {
 		return errors.Join(errs...)
 	}
 	if m.flows, closes[0], err = memoryOf[abiNatFlow](e.m.Flows); err == nil {
-		m.rests, closes[1], err = memoryOf[abiNatFlowRest](e.m.FlowRests)
+		m.details, closes[1], err = memoryOf[abiNatFlowRest](e.m.FlowDetails)
 	}
 	if err == nil {
 		m.used, closes[2], err = memoryOf[uint64](e.m.FlowBits)
@@ -118,7 +118,7 @@ func (m *flowMemory) session(number uint32) (s sessionCopy, whole bool) {
 	}
 	peer := &m.flows[other]
 	s.owner, s.peer = *owner, *peer
-	first, second := m.rests[number], m.rests[other]
+	first, second := m.details[number], m.details[other]
 	s.rule, s.created = first.Rule, first.Created
 	s.packets = [2]uint64{flowPackets(&s.owner, uint16(second.Created)), flowPackets(&s.peer, uint16(second.Created>>16))}
 	whole = atomic.LoadUint32(&owner.State)&of == there && packetKey(owner) == key && packetKey(&s.owner) == key &&

@@ -31,7 +31,7 @@ const (
 	sessionTestMapExcludes       = "excludes"
 	sessionTestMapFilterEntries  = "filter_entries"
 	sessionTestMapFlowBits       = "flow_bits"
-	sessionTestMapFlowRests      = "flow_rests"
+	sessionTestMapFlowDetails    = "flow_details"
 	sessionTestMapFlowTable      = "flow_table"
 	sessionTestMapFlows          = "flows"
 	sessionTestMapFragmentQueue  = "fragment_queue"
@@ -137,7 +137,7 @@ type sessionTestMapSpecs struct {
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
 	FlowBits       *ebpf.MapSpec `ebpf:"flow_bits"`
-	FlowRests      *ebpf.MapSpec `ebpf:"flow_rests"`
+	FlowDetails    *ebpf.MapSpec `ebpf:"flow_details"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
 	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
@@ -217,7 +217,7 @@ type sessionTestMaps struct {
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
 	FlowBits       *ebpf.Map `ebpf:"flow_bits"`
-	FlowRests      *ebpf.Map `ebpf:"flow_rests"`
+	FlowDetails    *ebpf.Map `ebpf:"flow_details"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
 	Flows          *ebpf.Map `ebpf:"flows"`
 	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
@@ -271,7 +271,7 @@ func (m *sessionTestMaps) Close() error {
 		m.Excludes,
 		m.FilterEntries,
 		m.FlowBits,
-		m.FlowRests,
+		m.FlowDetails,
 		m.FlowTable,
 		m.Flows,
 		m.FragmentQueue,

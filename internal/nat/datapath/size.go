@@ -33,7 +33,7 @@ const (
 func (s Size) entries() map[string]uint32 {
 	return map[string]uint32{
 		tcMapFlows:         2 * uint32(s.Sessions),
-		tcMapFlowRests:     2 * uint32(s.Sessions),
+		tcMapFlowDetails:     2 * uint32(s.Sessions),
 		tcMapFlowBits:      (2*uint32(s.Sessions) + 63) / 64,
 		tcMapFreeFlows:     uint32(s.Sessions),
 		tcMapFlowTable:     tableBuckets(2 * s.Sessions),
@@ -58,7 +58,7 @@ const tableReach = 16
 // depend on the number of external addresses (AddressBytes) and rules.
 func (s Size) MemoryBytes() int64 {
 	n := s.entries()
-	return arrayBytes(n[tcMapFlows], 64) + arrayBytes(n[tcMapFlowRests], 8) + arrayBytes(n[tcMapFlowBits], 8) + queueBytes(n[tcMapFreeFlows], 4) +
+	return arrayBytes(n[tcMapFlows], 64) + arrayBytes(n[tcMapFlowDetails], 8) + arrayBytes(n[tcMapFlowBits], 8) + queueBytes(n[tcMapFreeFlows], 4) +
 		arrayBytes(n[tcMapFlowTable], 64) + arrayBytes(n[tcMapMappingTable], 64) + queueBytes(n[tcMapMappingQueue], 8) +
 		hashBytes(s.Sources, 8, 88) + hashBytes(s.FilterEntries, 12, 16)
 }

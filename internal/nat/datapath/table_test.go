@@ -43,7 +43,7 @@ type tables struct {
 	control abiNatControl
 	counts  abiNatCounts
 	flows   []abiNatFlow
-	rests   []abiNatFlowRest
+	details   []abiNatFlowRest
 	bits    []uint64
 	buckets []abiNatBucket
 }
@@ -62,7 +62,7 @@ func inTables(t testing.TB, maps map[string]*ebpf.Map, fn func(*tables)) {
 	var close1, close2, close3, close4 func()
 	s.flows, close1 = elementsOf[abiNatFlow](t, maps["flows"])
 	defer close1()
-	s.rests, close2 = elementsOf[abiNatFlowRest](t, maps["flow_rests"])
+	s.details, close2 = elementsOf[abiNatFlowRest](t, maps["flow_details"])
 	defer close2()
 	s.bits, close3 = elementsOf[uint64](t, maps["flow_bits"])
 	defer close3()
@@ -126,7 +126,7 @@ func (s *tables) put(t testing.TB, flow *abiNatFlow) {
 	flow.Other = number
 	number ^= 1
 	s.flows[flow.Other].Other = number
-	s.flows[number], s.rests[number] = *flow, abiNatFlowRest{}
+	s.flows[number], s.details[number] = *flow, abiNatFlowRest{}
 	s.bits[number/64] |= 3 << (number & 62)
 	hash := tableHash(s.control.Seed, &key)
 	home := &s.buckets[hash&uint64(s.control.FlowMask)]

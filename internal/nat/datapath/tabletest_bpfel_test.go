@@ -30,7 +30,7 @@ const (
 	tableTestMapExcludes       = "excludes"
 	tableTestMapFilterEntries  = "filter_entries"
 	tableTestMapFlowBits       = "flow_bits"
-	tableTestMapFlowRests      = "flow_rests"
+	tableTestMapFlowDetails    = "flow_details"
 	tableTestMapFlowTable      = "flow_table"
 	tableTestMapFlows          = "flows"
 	tableTestMapFragmentQueue  = "fragment_queue"
@@ -123,7 +123,7 @@ type tableTestMapSpecs struct {
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
 	FlowBits       *ebpf.MapSpec `ebpf:"flow_bits"`
-	FlowRests      *ebpf.MapSpec `ebpf:"flow_rests"`
+	FlowDetails    *ebpf.MapSpec `ebpf:"flow_details"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
 	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	FragmentQueue  *ebpf.MapSpec `ebpf:"fragment_queue"`
@@ -186,7 +186,7 @@ type tableTestMaps struct {
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
 	FlowBits       *ebpf.Map `ebpf:"flow_bits"`
-	FlowRests      *ebpf.Map `ebpf:"flow_rests"`
+	FlowDetails    *ebpf.Map `ebpf:"flow_details"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
 	Flows          *ebpf.Map `ebpf:"flows"`
 	FragmentQueue  *ebpf.Map `ebpf:"fragment_queue"`
@@ -223,7 +223,7 @@ func (m *tableTestMaps) Close() error {
 		m.Excludes,
 		m.FilterEntries,
 		m.FlowBits,
-		m.FlowRests,
+		m.FlowDetails,
 		m.FlowTable,
 		m.Flows,
 		m.FragmentQueue,

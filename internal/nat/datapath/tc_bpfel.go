@@ -31,7 +31,7 @@ const (
 	tcMapExcludes       = "excludes"
 	tcMapFilterEntries  = "filter_entries"
 	tcMapFlowBits       = "flow_bits"
-	tcMapFlowRests      = "flow_rests"
+	tcMapFlowDetails    = "flow_details"
 	tcMapFlowTable      = "flow_table"
 	tcMapFlows          = "flows"
 	tcMapFragmentIds    = "fragment_ids"
@@ -151,7 +151,7 @@ type tcMapSpecs struct {
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
 	FlowBits       *ebpf.MapSpec `ebpf:"flow_bits"`
-	FlowRests      *ebpf.MapSpec `ebpf:"flow_rests"`
+	FlowDetails    *ebpf.MapSpec `ebpf:"flow_details"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
 	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	FragmentIds    *ebpf.MapSpec `ebpf:"fragment_ids"`
@@ -237,7 +237,7 @@ type tcMaps struct {
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
 	FlowBits       *ebpf.Map `ebpf:"flow_bits"`
-	FlowRests      *ebpf.Map `ebpf:"flow_rests"`
+	FlowDetails    *ebpf.Map `ebpf:"flow_details"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
 	Flows          *ebpf.Map `ebpf:"flows"`
 	FragmentIds    *ebpf.Map `ebpf:"fragment_ids"`
@@ -297,7 +297,7 @@ func (m *tcMaps) Close() error {
 		m.Excludes,
 		m.FilterEntries,
 		m.FlowBits,
-		m.FlowRests,
+		m.FlowDetails,
 		m.FlowTable,
 		m.Flows,
 		m.FragmentIds,

@@ -31,7 +31,7 @@ const (
 	xdpMapExcludes       = "excludes"
 	xdpMapFilterEntries  = "filter_entries"
 	xdpMapFlowBits       = "flow_bits"
-	xdpMapFlowRests      = "flow_rests"
+	xdpMapFlowDetails    = "flow_details"
 	xdpMapFlowTable      = "flow_table"
 	xdpMapFlows          = "flows"
 	xdpMapFragmentIds    = "fragment_ids"
@@ -145,7 +145,7 @@ type xdpMapSpecs struct {
 	Excludes       *ebpf.MapSpec `ebpf:"excludes"`
 	FilterEntries  *ebpf.MapSpec `ebpf:"filter_entries"`
 	FlowBits       *ebpf.MapSpec `ebpf:"flow_bits"`
-	FlowRests      *ebpf.MapSpec `ebpf:"flow_rests"`
+	FlowDetails    *ebpf.MapSpec `ebpf:"flow_details"`
 	FlowTable      *ebpf.MapSpec `ebpf:"flow_table"`
 	Flows          *ebpf.MapSpec `ebpf:"flows"`
 	FragmentIds    *ebpf.MapSpec `ebpf:"fragment_ids"`
@@ -231,7 +231,7 @@ type xdpMaps struct {
 	Excludes       *ebpf.Map `ebpf:"excludes"`
 	FilterEntries  *ebpf.Map `ebpf:"filter_entries"`
 	FlowBits       *ebpf.Map `ebpf:"flow_bits"`
-	FlowRests      *ebpf.Map `ebpf:"flow_rests"`
+	FlowDetails    *ebpf.Map `ebpf:"flow_details"`
 	FlowTable      *ebpf.Map `ebpf:"flow_table"`
 	Flows          *ebpf.Map `ebpf:"flows"`
 	FragmentIds    *ebpf.Map `ebpf:"fragment_ids"`
@@ -291,7 +291,7 @@ func (m *xdpMaps) Close() error {
 		m.Excludes,
 		m.FilterEntries,
 		m.FlowBits,
-		m.FlowRests,
+		m.FlowDetails,
 		m.FlowTable,
 		m.Flows,
 		m.FragmentIds,
