@@ -59,10 +59,10 @@ func (e *Engine) eachSession(fn func(*sessionCopy) bool) (err error) {
 
 // flowMemory is the memory of sessions: bpf/nat/flows.h.
 type flowMemory struct {
-	flows []abiNatFlow
+	flows   []abiNatFlow
 	details []abiNatFlowRest
-	used  []uint64
-	close func() error
+	used    []uint64
+	close   func() error
 }
 
 func (e *Engine) flowMemory() (m *flowMemory, err error) {

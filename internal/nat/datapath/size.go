@@ -33,7 +33,7 @@ const (
 func (s Size) entries() map[string]uint32 {
 	return map[string]uint32{
 		tcMapFlows:         2 * uint32(s.Sessions),
-		tcMapFlowDetails:     2 * uint32(s.Sessions),
+		tcMapFlowDetails:   2 * uint32(s.Sessions),
 		tcMapFlowBits:      (2*uint32(s.Sessions) + 63) / 64,
 		tcMapFreeFlows:     uint32(s.Sessions),
 		tcMapFlowTable:     tableBuckets(2 * s.Sessions),

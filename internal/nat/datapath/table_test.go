@@ -43,7 +43,7 @@ type tables struct {
 	control abiNatControl
 	counts  abiNatCounts
 	flows   []abiNatFlow
-	details   []abiNatFlowRest
+	details []abiNatFlowRest
 	bits    []uint64
 	buckets []abiNatBucket
 }

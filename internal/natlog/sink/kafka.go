@@ -105,7 +105,7 @@ func (b *brokers) close() { b.client.Close() }
 func kafkaError(err error) error {
 	var of *kerr.Error
 	if errors.As(err, &of) {
-		return fmt.Errorf("Kafka answered %s: %s", of.Message, of.Description)
+		return fmt.Errorf("the broker answered %s: %s", of.Message, of.Description)
 	}
 	var dial *kgo.ErrFirstReadEOF
 	if errors.As(err, &dial) {
