@@ -23,6 +23,10 @@ needs() {
 		systemd-analyze     systemd
 		setpriv             util-linux
 		unshare             util-linux
+		nfacctd             pmacct
+		ipfixDump           libfixbuf-tools
+		nfcapd              nfdump
+		nfdump              nfdump
 		END
         ;;
     compare)
@@ -159,7 +163,7 @@ if [ ${#root[@]} -gt 0 ] && command -v apt-get >/dev/null; then
         for package in "${packages[@]}"; do
             apt install -y --no-install-recommends "$package" >/dev/null || true
         done
-    for server in nginx vsftpd coturn prometheus; do
+    for server in nginx vsftpd coturn prometheus nfdump; do
         if [[ " ${packages[*]} " = *" $server "* ]] && command -v systemctl >/dev/null; then
             "${root[@]}" systemctl disable -q "$server" || true
         fi
