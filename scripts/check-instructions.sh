@@ -8,7 +8,7 @@
 #   scripts/check-instructions.sh      compare
 #   scripts/check-instructions.sh -w   write today's counts into the table
 #
-# Some three minutes of one processor.
+# Some four minutes of one processor.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 write=
