@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -134,7 +135,9 @@ func TestTailGoesOn(t *testing.T) {
 	for _, kept := range []bool{true, false} {
 		f := newFollowed(t)
 		var at Position
-		f.need = func(p Position) bool { return kept && p == at.PartOf() }
+		var reading atomic.Pointer[Position] // the store's converter asks too
+		reading.Store(&Position{})
+		f.need = func(p Position) bool { return kept && p == reading.Load().PartOf() }
 		f.open()
 		var got []natlog.Record
 		for i := range 12 {
@@ -148,6 +151,7 @@ func TestTailGoesOn(t *testing.T) {
 			f.must(err)
 			got = append(got, b.Records...)
 			at = b.End
+			reading.Store(&b.End)
 			tail.Close()
 		}
 		f.must(f.s.Close())
@@ -187,8 +191,9 @@ func unique(records []natlog.Record) (out []natlog.Record) {
 // too old.
 func TestNeededJournal(t *testing.T) {
 	f := newFollowed(t)
-	needed := true
-	f.need = func(p Position) bool { return needed && p.Hour == 1 }
+	var needed atomic.Int64 // the hour, 0 none: the store's converter asks too
+	needed.Store(1)
+	f.need = func(p Position) bool { return int64(p.Hour) == needed.Load() }
 	f.o.Age = 3 * time.Hour
 	hour := func() {
 		f.pass(time.Hour)
@@ -209,13 +214,12 @@ func TestNeededJournal(t *testing.T) {
 	if a := f.who("198.51.100.1:1024", f.now); a.FilesRead == 0 {
 		t.Error("it can't be asked")
 	}
-	needed = false
+	needed.Store(0)
 	f.must(f.s.Tick())
 	if n := len(f.files(journalSuffix)); n != 1 {
 		t.Errorf("%d journals when it is not needed, want 1", n)
 	}
-	needed = true
-	f.need = func(p Position) bool { return p.Hour == 3 }
+	needed.Store(3)
 	hour()
 	hour()
 	if n := len(f.files(journalSuffix)); n != 2 {
