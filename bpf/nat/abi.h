@@ -593,12 +593,19 @@ struct nat_exact_key {
 	__u32 link; /* ingress interface, plus 1; 0 any */
 };
 
-enum nat_destination_kind { NAT_BY_RANGE = 1, NAT_BY_PREFIX, NAT_OWNED, NAT_INTERNAL_HOSTS };
+enum nat_destination_kind {
+	NAT_BY_RANGE = 1,
+	NAT_BY_PREFIX,
+	NAT_OWNED,
+	NAT_INTERNAL_HOSTS,
+	NAT_TARGETS,
+};
 
 /* bits: 16 link (plus 1, network order), 8 kind, 8 protocol (0 any), 32 address, 16 port.
  * NAT_BY_RANGE has the full address and a prefix of the port, NAT_BY_PREFIX a prefix of the
- * address. NAT_OWNED and NAT_INTERNAL_HOSTS are no rules: the outside prefix of a map, and the
- * sources of a rule, whatever they are bound to. The second is there for links of both sides. */
+ * address. The others are no rules: NAT_OWNED is the outside prefix of a map, NAT_INTERNAL_HOSTS
+ * the sources of a rule, where a link is on both sides, and NAT_TARGETS a target of a forward,
+ * whatever they are bound to. */
 struct nat_destination_key {
 	__u32 prefixlen;
 	__be16 link;
@@ -645,6 +652,7 @@ enum nat_lookup {
 	NAT_LOOKUP_OWNED = 16384,    /* outside prefixes of maps */
 	NAT_LOOKUP_CLASS = 32768,    /* classes of subscribers */
 	NAT_LOOKUP_COMPUTED = 65536, /* blocks of subscribers */
+	NAT_LOOKUP_TARGETS = 131072, /* of forwards */
 };
 
 enum nat_config_flag {

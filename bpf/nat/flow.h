@@ -493,10 +493,21 @@ static __noinline int flow_fragment_known(struct ctx *ctx, struct packet *packet
 	return GO_ON;
 }
 
+/* Whether a fragment from inside that no rule is for may belong to a session that was opened from
+ * outside: only the ports of its datagram's first fragment show that. */
+GLOBAL int flow_fragment_answers(const struct packet *packet)
+{
+	__u32 slot = 0;
+	const struct nat_config *c = config_get(&slot);
+
+	return packet && c && packet->key.side == NAT_INSIDE &&
+	       rule_forwards_to(packet->key.src, c->lookups, slot);
+}
+
 /*
  * A later fragment: as its first one, whose session is not kept alive by it. If there was
- * none, it may be ours by a rule or an external address, whatever its ports are: then
- * it is kept; and for an address of the gateway's own, where the stack also gets it.
+ * none, it may be ours by a rule, a session or an external address, whatever its ports are:
+ * then it is kept; and for an address of the gateway's own, where the stack also gets it.
  */
 GLOBAL int flow_fragment(struct ctx *ctx, struct packet *packet)
 {
@@ -509,7 +520,8 @@ GLOBAL int flow_fragment(struct ctx *ctx, struct packet *packet)
 	reason = flow_fragment_known(ctx, packet, &flow);
 	if (reason == NAT_DROP_FRAGMENT) {
 		reason = flow_stateless(ctx, packet, &packet->key, &flow);
-		if (reason == NAT_DROP_NO_SESSION || reason == NAT_DROP_NO_MAPPING) {
+		if (reason == NAT_DROP_NO_SESSION || reason == NAT_DROP_NO_MAPPING ||
+		    (reason == NAT_PASS_NO_RULE && flow_fragment_answers(packet))) {
 			packet->action = CTX_DROP; /* if only kept */
 			reason = fragment_hold(ctx, packet);
 			if (reason == GO_ON)

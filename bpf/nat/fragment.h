@@ -45,14 +45,17 @@ struct {
  * external address choose theirs without knowing of each other, and a receiver would put
  * fragments of two datagrams together. With a counter no datagram has that of another until
  * 65535 later ones; addresses whose hash is the same share one. The seed hides how many there
- * were. 0 is none.
+ * were. 0: it stays as it is, since src is the external address of a map, which one host has.
  */
 GLOBAL __u32 fragment_identification(__be32 src, __be32 dst, __u32 protocol)
 {
 	struct nat_control *c = control_get();
 	__u64 hash = c ? table_hash(c, (__u64)src << 32 | dst, protocol) : 0;
-	__u32 index = hash % FRAGMENT_COUNTERS, *counter, id;
+	__u32 index = hash % FRAGMENT_COUNTERS, *counter, id, slot = 0;
+	const struct nat_config *config = config_get(&slot);
 
+	if (config && rule_owns(addr_of(src), config->lookups, slot))
+		return 0;
 	counter = bpf_map_lookup_elem(&fragment_ids, &index);
 	if (!counter)
 		return 0;
@@ -87,7 +90,7 @@ GLOBAL int fragment_note(const struct packet *packet, __be32 src, __be32 dst, __
 	struct nat_fragment_key key;
 	struct nat_fragment *old;
 	__u32 slot;
-	long error;
+	int error; /* before Linux 6.4 only 32 bits of it are the error */
 
 	c = config_get(&slot);
 	if (!packet || !c)

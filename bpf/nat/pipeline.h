@@ -89,9 +89,11 @@ static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u3
 	if (unlikely(reason >= NAT_DROP_MALFORMED))
 		return nat_drop(ctx, &packet, reason);
 	if (unlikely(reason < NAT_TRANSLATED_IN)) {
-		if (CTX_TC && reason == NAT_PASS_EXCLUDED &&
+		if (CTX_TC && packet.flags & PACKET_FRAGMENT_FIRST &&
 		    (side == NAT_BOTH ? packet.key.side : side) == NAT_INSIDE &&
-		    packet.flags & PACKET_FRAGMENT_FIRST && fragment_exclude(ctx, &packet)) {
+		    (reason == NAT_PASS_EXCLUDED ||
+		     (reason == NAT_PASS_NO_RULE && flow_fragment_answers(&packet))) &&
+		    fragment_exclude(ctx, &packet)) {
 			count_add(reason);
 			return CTX_DROP;
 		}

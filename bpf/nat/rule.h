@@ -176,6 +176,13 @@ static __always_inline int rule_owns(struct nat_addr addr, __u32 lookups, __u32 
 	return lookups & NAT_LOOKUP_OWNED && rule_within(addr, NAT_OWNED, slot);
 }
 
+/* Whether the address is a target of a forward: its packets may belong to a session that was opened
+ * from outside, though no source rule is for them. */
+static __always_inline int rule_forwards_to(struct nat_addr addr, __u32 lookups, __u32 slot)
+{
+	return lookups & NAT_LOOKUP_TARGETS && rule_within(addr, NAT_TARGETS, slot);
+}
+
 /* The side of a host that is behind a link of both sides: inside are the sources of rules. */
 static __always_inline __u8 rule_side(struct nat_addr addr, __u32 slot)
 {

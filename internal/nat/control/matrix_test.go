@@ -570,13 +570,17 @@ func (m *matrix) datagram(from, to bool, ip pktbuild.IPv4, order []int) ([]byte,
 		}
 		m.put(from, p)
 	}
-	return m.together(to, m.id, len(whole))
+	return m.together(from, to, m.id, len(whole))
 }
 
-// together waits for all of a datagram.
-func (m *matrix) together(to bool, id uint16, length int) ([]byte, error) {
-	out, missing := make([]byte, 20+length), length
+// together waits for all of a datagram. Fragments from inside have one identification, which
+// engine ebpf chooses (RFC 6864 section 5.3.1); those from outside the sender's.
+func (m *matrix) together(from, to bool, id uint16, length int) ([]byte, error) {
+	out, missing, chosen := make([]byte, 20+length), length, !from
 	if m.await(to, matrixPatience, func(b []byte) bool {
+		if fragment := binary.BigEndian.Uint16(b[6:])&0x3fff != 0; fragment && !chosen {
+			id, chosen = binary.BigEndian.Uint16(b[4:]), true
+		}
 		if binary.BigEndian.Uint16(b[4:]) == id {
 			copy(out, b[:20])
 			missing -= copy(out[20+8*int(binary.BigEndian.Uint16(b[6:])&0x1fff):], b[20:])
@@ -794,7 +798,7 @@ func (m *matrix) tooBig(k *matrixKind) error {
 			}
 			ip.Fragment = 0
 			id := m.put(fromHost, ip)
-			if _, err := m.together(!fromHost, id, 8+1450); err != nil {
+			if _, err := m.together(fromHost, !fromHost, id, 8+1450); err != nil {
 				return fmt.Errorf("without DF from the host %t: %w", fromHost, err)
 			}
 		}

@@ -217,6 +217,7 @@ const (
 	abiNatDestinationKindNAT_BY_PREFIX      abiNatDestinationKind = 2
 	abiNatDestinationKindNAT_OWNED          abiNatDestinationKind = 3
 	abiNatDestinationKindNAT_INTERNAL_HOSTS abiNatDestinationKind = 4
+	abiNatDestinationKindNAT_TARGETS        abiNatDestinationKind = 5
 )
 
 type abiNatEvent struct {
@@ -630,6 +631,7 @@ const (
 	abiNatLookupNAT_LOOKUP_OWNED                abiNatLookup = 16384
 	abiNatLookupNAT_LOOKUP_CLASS                abiNatLookup = 32768
 	abiNatLookupNAT_LOOKUP_COMPUTED             abiNatLookup = 65536
+	abiNatLookupNAT_LOOKUP_TARGETS              abiNatLookup = 131072
 )
 
 type abiNatMappingKey struct {

@@ -679,8 +679,12 @@ func (c *compiler) forward(r *rulefile.Rule, a rulefile.DNAT) {
 	}
 	table := a.Table()
 	rule.TargetCount = uint32(len(table))
+	c.t.Config.Lookups |= uint32(abiNatLookupNAT_LOOKUP_TARGETS)
 	for _, i := range table {
 		target := a.Targets[i]
+		c.t.Destinations[abiNatDestinationKey{
+			Prefixlen: 64, Kind: uint8(abiNatDestinationKindNAT_TARGETS), Addr: octets(target.Address),
+		}] = 0
 		c.t.Targets = append(c.t.Targets, abiNatTarget{Addr: octets(target.Address), Port: bigEndian(target.Ports.First)})
 	}
 	if a.Targets[0].Ports.IsZero() {
