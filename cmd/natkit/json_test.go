@@ -286,6 +286,16 @@ func (r *jsonRuns) fromLab() {
 	rules := r.file("lab.yaml", "inside: [eth1]\noutside: [eth0]\nlimits: {sessions: 1000, sources: 100}\nrules:\n  - masquerade: 192.168.0.0/24\n")
 	r.line("up -f " + rules + " --netns " + gateway.Netns)
 	r.until("natkit/session-event/", "events --netns "+gateway.Netns, send)
+	kept, sunk := filepath.Join(r.dir, "lab-log"), filepath.Join(r.dir, "records.json")
+	r.until("natkit/log-line/", "log --dir "+kept+" --sink json://"+sunk+" --netns "+gateway.Netns, func() {
+		ktest.Wait(r.t, time.Minute, "a record in "+sunk, func() bool {
+			send()
+			records, err := os.Stat(sunk)
+			return err == nil && records.Size() > 0
+		})
+	})
+	r.saved(sunk)
+	r.saved(filepath.Join(kept, "sinks.json"))
 	r.line("sessions --netns " + gateway.Netns)
 	r.line("mappings --netns " + gateway.Netns)
 	r.line("subscribers --netns " + gateway.Netns)

@@ -69,7 +69,7 @@ screen shows less. NO_COLOR turns colours off.`,
 		case o.Window < o.Interval:
 			return usagef("--window %v: want at least the interval, %v", o.Window, o.Interval)
 		case total < 0 || total > 0 && (*out != "json" || once):
-			return usagef("--for %v: want a time; it needs -o json and excludes --once", total)
+			return usagef("--for %v: want a time, with -o json and without --once", total)
 		}
 		o.Dump, o.Events = !noDump, !noEvents
 		watch := func(ctx context.Context, ref string, fn func(*live.Moment) error) error {

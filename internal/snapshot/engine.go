@@ -94,7 +94,7 @@ type EngineSource struct {
 	Class    string     `json:"class,omitempty"`
 	Sessions uint64     `json:"sessions"`
 	// Ports are those of all protocols, those in hold-down too, HoldDown only these.
-	Ports    uint64 `json:"ports,omitempty"`
+	Ports    uint64 `json:"ports_used,omitempty"`
 	HoldDown uint64 `json:"ports_in_hold_down,omitempty"`
 	// Blocks are how many port blocks it has, BlockPorts how many ports, of each protocol.
 	Blocks     uint64 `json:"block_count,omitempty"`
@@ -123,7 +123,7 @@ func (s *EngineSource) AllRefused() (sum uint64) {
 // EnginePool is a pool of outside addresses.
 type EnginePool struct {
 	Name        string  `json:"pool"`
-	Addresses   uint64  `json:"addresses"`
+	Addresses   uint64  `json:"address_count"`
 	Subscribers uint64  `json:"subscribers"`
 	Ports       uint64  `json:"usable_ports"` // of all addresses, of each protocol
 	FreeTCP     uint64  `json:"free_tcp"`

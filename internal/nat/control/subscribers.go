@@ -29,7 +29,7 @@ type Subscriber struct {
 	Sessions int          `json:"sessions"`
 	// Ports are of all protocols together, those in hold-down too. They are counted where the
 	// rule file has subscribers or blocks.
-	Ports    *int        `json:"ports,omitempty"`
+	Ports    *int        `json:"ports_used,omitempty"`
 	HoldDown *int        `json:"ports_in_hold_down,omitempty"`
 	Blocks   []PortBlock `json:"blocks,omitzero"`
 	// Limits are those of its class, 0 none; Share is how much of the one that is nearest it has,
@@ -67,7 +67,7 @@ type SubscriberTotal struct {
 	Name        string            `json:"name"`
 	Subscribers int               `json:"subscribers"`
 	Sessions    int               `json:"sessions"`
-	Ports       *int              `json:"ports,omitempty"`
+	Ports       *int              `json:"ports_used,omitempty"`
 	Blocks      int               `json:"block_count"`
 	Refused     map[string]uint64 `json:"refused_by_reason,omitzero"` // of those that are there now
 }
@@ -339,7 +339,7 @@ func total(totals map[string]*SubscriberTotal, name string, s *Subscriber) {
 // PoolStatus is what a pool of engine ebpf has and has left.
 type PoolStatus struct {
 	Name      string `json:"pool"`
-	Addresses int    `json:"addresses"`
+	Addresses int    `json:"address_count"`
 	Draining  int    `json:"draining_addresses,omitempty"` // besides
 	Ports     int    `json:"usable_ports"`                 // of all addresses, of each protocol
 	FreeTCP   int    `json:"free_tcp"`

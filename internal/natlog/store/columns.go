@@ -85,7 +85,7 @@ var columns = slices.Concat(
 			set: func(r *natlog.Record, s string) (ok bool) { r.Event, ok = natlog.ParseEvent(s); return ok }},
 		{name: "kind", typ: parquet.String, get: func(r *natlog.Record) string { return r.Kind.String() },
 			set: func(r *natlog.Record, s string) (ok bool) { r.Kind, ok = natlog.ParseKind(s); return ok }},
-		{name: "source", typ: parquet.String, get: func(r *natlog.Record) string { return r.Source.String() },
+		{name: "translator", typ: parquet.String, get: func(r *natlog.Record) string { return r.Source.String() },
 			set: func(r *natlog.Record, s string) (ok bool) { r.Source, ok = natlog.ParseSource(s); return ok }},
 		{name: "protocol", typ: parquet.String, get: func(r *natlog.Record) string { return natlog.ProtocolName(r.Protocol) },
 			set: func(r *natlog.Record, s string) (ok bool) { r.Protocol, ok = natlog.ParseProtocol(s); return ok }},

@@ -22,8 +22,8 @@ type Position struct {
 	Hour    uint64 `json:"hour"` // its number, not its time
 	Part    int    `json:"part"`
 	Offset  int64  `json:"journal_bytes"`
-	Row     int    `json:"row"`     // of a Parquet file
-	Records int    `json:"records"` // of the part, before it
+	Row     int    `json:"row"`          // of a Parquet file
+	Records int    `json:"part_records"` // of the part, before it
 }
 
 // PartOf is the position at which the part begins that p is in.

@@ -19,11 +19,11 @@ import (
 // Line is a record as JSON, in the sinks json and kafka.
 type Line struct {
 	Time        time.Time         `json:"time"`
-	Event       string            `json:"event"`              // created, ended, alive, exhausted, quota, gap
-	Kind        string            `json:"kind,omitempty"`     // mapping, session, block
-	Source      string            `json:"source,omitempty"`   // kernel, ebpf
-	Node        string            `json:"node,omitempty"`     // the machine
-	Protocol    string            `json:"protocol,omitempty"` // its name or number; none: all
+	Event       string            `json:"event"`                // created, ended, alive, exhausted, quota, gap
+	Kind        string            `json:"kind,omitempty"`       // mapping, session, block
+	Source      string            `json:"translator,omitempty"` // kernel, ebpf
+	Node        string            `json:"node,omitempty"`       // the machine
+	Protocol    string            `json:"protocol,omitempty"`   // its name or number; none: all
 	Internal    snapshot.Endpoint `json:"internal,omitzero"`
 	External    snapshot.Endpoint `json:"external,omitzero"`
 	LastPort    uint16            `json:"external_port_last,omitempty"` // of a block

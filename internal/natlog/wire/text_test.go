@@ -78,7 +78,7 @@ func TestJSONText(t *testing.T) {
 		}
 	}
 	b, _ := JSON(&examples[2], "gw1")
-	want := `{"schema":"natkit/log-record/1","time":"2025-11-24T16:00:00.123456Z","event":"created","kind":"session","source":"kernel","node":"gw1","protocol":"udp",` +
+	want := `{"schema":"natkit/log-record/1","time":"2025-11-24T16:00:00.123456Z","event":"created","kind":"session","translator":"kernel","node":"gw1","protocol":"udp",` +
 		`"internal":{"address":"10.0.0.9","port":1000},"external":{"address":"198.51.100.1","port":5000},"destination":{"address":"192.0.2.1","port":443},"vlan":12,"zone":7}`
 	if string(b) != want {
 		t.Errorf("\n%s, want\n%s", b, want)
