@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -63,12 +64,19 @@ func readClock() (jiffyNs, offsetNs uint64, err error) {
 		return 0, 0, err
 	}
 	defer program.Close()
-	if _, err := program.Run(&ebpf.RunOptions{Data: make([]byte, 14)}); err != nil {
-		return 0, 0, err
+	// A tick between the two makes the difference a jiffy too large or, as the kernel counts the
+	// jiffy before it updates the clock, too small.
+	var offsets [5]uint64
+	for i := range offsets {
+		if _, err := program.Run(&ebpf.RunOptions{Data: make([]byte, 14)}); err != nil {
+			return 0, 0, err
+		}
+		var at struct{ Jiffies, Ns uint64 }
+		if err := readings.Lookup(uint32(0), &at); err != nil {
+			return 0, 0, err
+		}
+		offsets[i] = at.Ns - at.Jiffies*jiffyNs
 	}
-	var at struct{ Jiffies, Ns uint64 }
-	if err := readings.Lookup(uint32(0), &at); err != nil {
-		return 0, 0, err
-	}
-	return jiffyNs, at.Ns - at.Jiffies*jiffyNs, nil
+	slices.Sort(offsets[:])
+	return jiffyNs, offsets[len(offsets)/2], nil
 }
