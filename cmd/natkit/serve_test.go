@@ -107,6 +107,8 @@ func TestServeCommand(t *testing.T) {
 	says("the rules in use stay in effect: " + file + ":6:5: ")
 	write(rules + "  - masquerade: 10.0.1.0/24\n")
 	says("2 rules of " + file + " in use: 1 new, 0 gone")
+	write("defaults: {mss: clamp}\n" + rules)
+	says("1 rule of " + file + " in use: 0 new, 1 gone\n  + defaults.mss: clamp\n")
 	stop()
 	if code := <-ended; code != exitOK {
 		t.Errorf("exit %d", code)

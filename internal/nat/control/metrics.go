@@ -47,8 +47,8 @@ const maxMetricAddresses = 256
 // What a reload can be caused by.
 var reloadCauses = []string{"file", "signal", "machine"}
 
-func newMetrics(ns *netns.Handle, build map[string]string) *metrics {
-	m := &metrics{ns: ns, build: build, reloads: map[reload]int{}}
+func newMetrics(ns *netns.Handle, build map[string]string, ports *portControl) *metrics {
+	m := &metrics{ns: ns, build: build, ports: ports, reloads: map[reload]int{}}
 	for _, cause := range reloadCauses {
 		m.reloads[reload{cause, "ok"}], m.reloads[reload{cause, "failed"}] = 0, 0
 	}

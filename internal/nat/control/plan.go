@@ -40,8 +40,10 @@ type Options struct {
 type Plan struct {
 	Engine      Engine      `json:"engine"`
 	Rules       int         `json:"rule_count"`
-	Added       []string    `json:"added,omitempty"`   // rules that are not in use
-	Removed     []string    `json:"removed,omitempty"` // rules in use that are not in the file
+	Added       []string    `json:"added,omitempty"`            // rules that are not in use
+	Removed     []string    `json:"removed,omitempty"`          // rules in use that are not in the file
+	Set         []string    `json:"settings_added,omitempty"`   // other lines of the file that are not in use
+	Unset       []string    `json:"settings_removed,omitempty"` // other lines in use that are not in the file
 	Placements  []Placement `json:"interfaces,omitempty"`
 	Detached    []string    `json:"detached,omitempty"` // interfaces in use that are not in the file
 	Addresses   int         `json:"external_address_count,omitempty"`
@@ -140,7 +142,7 @@ func newRecord(o Options) (*record, error) {
 	}, nil
 }
 
-// compare says which rules come and go. A rule is its text.
+// compare says which rules and settings come and go. A rule is its text.
 func (p *Plan) compare(file *rulefile.File) {
 	used, err := p.record.rules()
 	if err != nil {
@@ -153,6 +155,7 @@ func (p *Plan) compare(file *rulefile.File) {
 		return out
 	}
 	p.Added, p.Removed = without(texts(file), texts(used)), without(texts(used), texts(file))
+	p.Set, p.Unset = without(file.Settings(), used.Settings()), without(used.Settings(), file.Settings())
 }
 
 // without gives those of a that are not in b.

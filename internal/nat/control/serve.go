@@ -71,11 +71,10 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 	defer func() { err = errors.Join(err, hold.release()) }()
 	s := &server{o: o, hold: hold, recorder: newRecorder(), state: ServeState{Process: os.Getpid(), Since: time.Now(), File: o.File, Starting: true}}
 	s.o.serve, s.o.Wait = hold, true
-	s.metrics = newMetrics(o.Namespace, o.Build)
-	s.metrics.starting = s.state.starting()
 	s.ports = newPortControl(o.Namespace)
 	defer func() { err = errors.Join(err, s.ports.Close()) }()
-	s.metrics.ports = s.ports
+	s.metrics = newMetrics(o.Namespace, o.Build, s.ports)
+	s.metrics.starting = s.state.starting()
 	if o.Metrics != nil {
 		s.state.Metrics = o.Metrics.Addr().String()
 		defer s.metrics.listen(o.Metrics)()

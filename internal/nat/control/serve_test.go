@@ -808,7 +808,7 @@ func TestMetrics(t *testing.T) {
 	b := newTestbed(t)
 	b.up(baseRules, b.options())
 	b.ping(b.client, "198.51.100.9")
-	m := newMetrics(b.gateway, map[string]string{"version": "test"})
+	m := newMetrics(b.gateway, map[string]string{"version": "test"}, newPortControl(b.gateway))
 	problems, err := testutil.GatherAndLint(scraped.Gathered(t, m.collect()))
 	if err != nil {
 		t.Fatal(err)

@@ -32,8 +32,8 @@ type Subscriber struct {
 	Ports    *int        `json:"ports_used,omitempty"`
 	HoldDown *int        `json:"ports_in_hold_down,omitempty"`
 	Blocks   []PortBlock `json:"blocks,omitzero"`
-	// Limits are those of its class, 0 none; Share is how much of the one that is nearest it has,
-	// 0 to 1 and above after a lower limit.
+	// Limits are those of its class and its pool, 0 none; Share is how much of the one that is
+	// nearest it has, 0 to 1 and above after a lower limit. One block is no limit in this sense.
 	SessionLimit int     `json:"session_limit,omitempty"`
 	PortLimit    int     `json:"port_limit,omitempty"`
 	BlockLimit   int     `json:"block_limit,omitempty"`
@@ -291,7 +291,11 @@ func (b *books) subscriber(m *datapath.Subscriber, prefix int) *Subscriber {
 			s.Refused[rulefile.Refusals[i]] = uint64(n)
 		}
 	}
-	for _, l := range [][2]int{{s.Sessions, s.SessionLimit}, {m.Ports, s.PortLimit}} {
+	limits := [][2]int{{s.Sessions, s.SessionLimit}, {m.Ports, s.PortLimit}}
+	if s.BlockLimit > 1 { // of one block everybody has all
+		limits = append(limits, [2]int{len(s.Blocks), s.BlockLimit})
+	}
+	for _, l := range limits {
 		if l[1] > 0 {
 			s.Share = max(s.Share, float64(l[0])/float64(l[1]))
 		}

@@ -87,9 +87,9 @@ func TestSubscribers(t *testing.T) {
 		rows = append(rows, fmt.Sprintf("%s %s %s %d %d %d %d/%d %.3f %v", r.Of, r.Pool, r.Class, r.Sessions, *r.Ports, *r.HoldDown, len(r.Blocks), r.BlockLimit, r.Share, r.Refused))
 	}
 	want := []string{
-		"10.0.0.7/32 cgn default 128 128 0 2/2 0.032 map[port-limit:16]",
+		"10.0.0.7/32 cgn default 128 128 0 2/2 1.000 map[port-limit:16]",
 		"10.0.0.40/32 cgn business 40 40 0 1/2 1.000 map[port-limit:5]",
-		"10.0.0.2/32 cgn default 3 3 0 1/2 0.001 map[]",
+		"10.0.0.2/32 cgn default 3 3 0 1/2 0.500 map[]",
 	}
 	if got := strings.Join(rows, "\n"); got != strings.Join(want, "\n") || s.Count != 3 {
 		t.Errorf("%d subscribers:\n%s\nwant:\n%s", s.Count, got, strings.Join(want, "\n"))
@@ -142,7 +142,7 @@ func TestSubscribers(t *testing.T) {
 	}
 
 	var text strings.Builder
-	if err := newMetrics(b.gateway, nil).collect().Write(&text); err != nil {
+	if err := newMetrics(b.gateway, nil, newPortControl(b.gateway)).collect().Write(&text); err != nil {
 		t.Fatal(err)
 	}
 	for _, line := range []string{

@@ -41,6 +41,24 @@ func (f *File) Text() string {
 	return b.String()
 }
 
+// Settings are the lines of Text that are not about rules, each with the keys that it is below:
+// "pools.cgn: {addresses: [203.0.113.1]}".
+func (f *File) Settings() (lines []string) {
+	text, _, _ := strings.Cut(f.Text(), "\nrules:")
+	var above []string
+	for line := range strings.Lines(text + "\n") {
+		line = strings.TrimSuffix(line, "\n")
+		key := strings.TrimLeft(line, " ")
+		above = above[:(len(line)-len(key))/2]
+		if name, isBlock := strings.CutSuffix(key, ":"); isBlock {
+			above = append(above, name+".")
+			continue
+		}
+		lines = append(lines, strings.Join(above, "")+key)
+	}
+	return lines
+}
+
 func block(b *strings.Builder, name string, fields [][2]string) {
 	if len(fields) == 0 {
 		return

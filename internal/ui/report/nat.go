@@ -45,6 +45,8 @@ func (p *NATPlan) Text(w io.Writer) error {
 			fmt.Fprintf(&b, "%s %s\n", mark, t)
 		}
 	}
+	list("+", p.Set)
+	list("-", p.Unset)
 	list("+", p.Added)
 	list("-", p.Removed)
 	if p.Upgrade {
@@ -187,7 +189,7 @@ func natRemaining(a control.AddressStatus) string {
 	if *a.Sessions == 0 {
 		return "; no session is left"
 	}
-	return fmt.Sprintf("; %s left, the last until in %s if nothing more is sent", plural.Count(*a.Sessions, "session"), endsIn(time.Duration(*a.EndsIn)))
+	return fmt.Sprintf("; %s left, the last ends in %s if nothing more is sent", plural.Count(*a.Sessions, "session"), endsIn(time.Duration(*a.EndsIn)))
 }
 
 // NATRules is what natkit rules prints with -o json.
