@@ -423,3 +423,53 @@ func TestServeKeepsLog(t *testing.T) {
 	w.mu.Unlock()
 	w.check(dirs[1], false, false)
 }
+
+// Of port forwards and maps engine ebpf records nothing but sessions, and natkit who answers by the
+// rules that were in force.
+func TestWhoByRules(t *testing.T) {
+	w, dir := newWire(t), filepath.Join(t.TempDir(), "log")
+	rules := func(host string) string {
+		return fmt.Sprintf(wireRules, "", "mappings") + "  - {dnat: \"udp 203.0.113.20:5000\", to: \"" + host + ":6000\"}\n  - {map: 10.0.0.64/28 <-> 203.0.113.64/28}\n"
+	}
+	w.rules("up", rules("10.0.0.5"))
+	end := w.logs(dir)
+	w.send(20) // of maps, too: the server's names of hosts must be those that the answer has
+	time.Sleep(1500 * time.Millisecond)
+	before := time.Now()
+	time.Sleep(1500 * time.Millisecond)
+	w.rules("apply", rules("10.0.0.6"))
+	change := time.Now()
+	time.Sleep(2500 * time.Millisecond)
+	after := time.Now()
+	time.Sleep(1500 * time.Millisecond)
+	end(unix.SIGTERM)
+	for _, c := range []struct {
+		at   time.Time
+		port string
+		has  []string
+	}{
+		{before, "203.0.113.20:5000 udp", []string{"10.0.0.5:6000 (by rule: dnat"}},
+		{after, "203.0.113.20:5000 udp", []string{"10.0.0.6:6000 (by rule: dnat"}},
+		{change, "203.0.113.20:5000 udp", []string{"10.0.0.5:6000 (by rule", "10.0.0.6:6000 (by rule"}},
+		{after, "203.0.113.66:77 tcp", []string{"10.0.0.66:77 (by rule: map: 10.0.0.64/28 <-> 203.0.113.64/28)", "in force from"}},
+		{after, "203.0.113.20:5000 tcp", nil},
+	} {
+		code, stdout, stderr := observed(t.Context(), "who "+c.port+" --at "+c.at.UTC().Format("2006-01-02T15:04:05.000Z")+" --dir "+dir)
+		if want := map[bool]int{true: exitOK, false: exitFindings}[len(c.has) > 0]; code != want || stderr != "" {
+			t.Errorf("%s at %v: exit %d, %s%s", c.port, c.at, code, stdout, stderr)
+		}
+		for _, text := range c.has {
+			if !strings.Contains(stdout, text) {
+				t.Errorf("%s at %v: no %q in\n%s", c.port, c.at, text, stdout)
+			}
+		}
+	}
+	if lines, err := os.ReadFile(filepath.Join(dir, store.AuditFile)); err != nil || strings.Count(string(lines), "\n") != 5 || !strings.Contains(string(lines), `"found_count":2`) {
+		t.Errorf("%v: the audit file has\n%s", err, lines)
+	}
+	for _, s := range w.sightings() {
+		if by := s.external.Addr().As4()[3]; by >= 64 && by < 80 && s.host.Addr().As4()[3] != by {
+			t.Errorf("%v was seen as %v", s.host, s.external)
+		}
+	}
+}

@@ -24,6 +24,10 @@ func newWhoCommand(e *env) *cobra.Command {
 to when, from the log that natkit log keeps. --within widens the time to both sides,
 for clocks that differ. For ICMP the port is the identifier of the query.
 
+What follows from the rules alone is answered by the rule file that was in force then,
+which the log has kept: port forwards (dnat), maps and deterministic port blocks. Where
+the rules changed within a second of the time asked about, both files are asked.
+
 The exit code is 0 if somebody had it, 3 if nobody had it, and 4 if nobody is in the log
 and the log has a gap then, or does not reach so far.
 
@@ -50,7 +54,7 @@ shown: when, by which user, what was asked and how many were found.`,
 		}
 		result := report.NewWho(q, answer)
 		audit := store.Audit{Time: time.Now().UTC(), UID: os.Getuid(), User: os.Getenv("SUDO_USER"), External: netip.AddrPortFrom(q.Address, q.Port).String(),
-			Protocol: result.Protocol, Since: result.Since, Until: result.Until, Verdict: result.Verdict, Found: len(result.Found)}
+			Protocol: result.Protocol, Since: result.Since, Until: result.Until, Verdict: result.Verdict, Found: len(result.Found) + len(result.ByRule)}
 		if err := store.WriteAudit(logFolder(dir), audit); err != nil {
 			return err
 		}

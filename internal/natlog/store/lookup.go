@@ -44,9 +44,10 @@ type Span struct {
 	Why          string
 }
 
-// Answer of the log. Without lives and gaps nobody had the endpoint.
+// Answer of the log. Without lives, rules and gaps nobody had the endpoint.
 type Answer struct {
 	Lives       []Life
+	Rules       []RuleOwner // who had it by the rules alone
 	Gaps        []Span
 	Twice       []Span        // times that were twice, as the clock was set back
 	Begin, End  natlog.Micros // of the log
@@ -150,6 +151,9 @@ func (r *reader) ask(dir string) error {
 		covered = append(covered, spans...)
 	}
 	r.uncovered(covered)
+	if err := r.askRules(dir); err != nil {
+		return err
+	}
 	slices.SortStableFunc(r.answer.Lives, func(a, b Life) int { return cmp.Compare(cmp.Or(a.Since, a.Log), cmp.Or(b.Since, b.Log)) })
 	return nil
 }

@@ -3,10 +3,7 @@
 package store
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -65,55 +62,4 @@ func TestResume(t *testing.T) {
 
 func event(e natlog.Event, tr natlog.Translation, at time.Time) natlog.Record {
 	return natlog.Record{Translation: tr, Event: e, Time: natlog.MicrosOf(at)}
-}
-
-// Rules are kept once, with the time from which they were in force.
-func TestKeepRules(t *testing.T) {
-	r := newRig(t)
-	r.open()
-	keep := func(text string) natlog.Micros {
-		t.Helper()
-		r.must(r.s.KeepRules(natlog.Engine, natlog.MicrosOf(r.now), text))
-		defer r.pass(time.Hour)
-		return natlog.MicrosOf(r.now)
-	}
-	keep("") // none yet
-	first := keep("rules: 1\n")
-	keep("rules: 1\n")
-	second := keep("rules: 2\n")
-	none := keep("")
-	list, err := RulesOf(r.dir)
-	r.must(err)
-	if len(list) != 3 || list[0].Since != first || list[1].Since != second || list[2].Since != none {
-		t.Fatalf("kept are %v", list)
-	}
-	if text, err := os.ReadFile(list[1].Path); err != nil || string(text) != "rules: 2\n" {
-		t.Errorf("%q, %v", text, err)
-	}
-	hour := natlog.Micros(time.Hour / time.Microsecond)
-	for _, c := range []struct {
-		since, upto natlog.Micros
-		want        []Rules
-	}{
-		{second - 1, second - 1, list[:1]}, {second, second, list[1:2]}, {second - 1, none, list}, {none + hour, none + 2*hour, list[2:]}, {first - hour, first - 1, nil},
-	} {
-		got, err := RulesDuring(r.dir, c.since, c.upto)
-		if err != nil || len(got) != len(c.want) || len(got) > 0 && !slices.Equal(got, c.want) {
-			t.Errorf("from %d to %d: %v (%v), want %v", c.since, c.upto, got, err, c.want)
-		}
-	}
-	r.must(r.s.Close())
-	var applied []string
-	files, err := parts(r.dir)
-	r.must(err)
-	for _, p := range files {
-		r.must(eachRecord(p, func(rec *natlog.Record) {
-			if rec.Event == natlog.Applied {
-				applied = append(applied, filepath.Base(rec.Note))
-			}
-		}))
-	}
-	if len(applied) != 3 || !strings.HasSuffix(list[0].Path, applied[0]) {
-		t.Errorf("recorded are %q", applied)
-	}
 }

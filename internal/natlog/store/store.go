@@ -140,6 +140,9 @@ type Store struct {
 	lastRun  time.Duration // since the store was opened, which no setting of the clock changes
 	repeat   natlog.Micros // time of the records that the hour began with, if they only repeat
 
+	rules     *keptRules // nil: none were given
+	rulesLost bool       // they are not in the folder
+
 	failedSince time.Time // zero: the last write succeeded
 	failedWhy   error
 	failed      uint64 // records since then
@@ -470,7 +473,9 @@ func (s *Store) Tick() error {
 			s.fail(err, 0)
 			return err
 		}
+		s.rulesLost = true
 	}
+	s.keepRulesAgain()
 	var err error
 	switch {
 	case stepped >= clockStep || stepped <= -clockStep:
@@ -528,6 +533,8 @@ func (s *Store) resume(now time.Time) error {
 	s.say("records are written again; lost: %d", s.failed)
 	s.failedSince, s.failedWhy, s.failed = time.Time{}, nil, 0
 	s.count(func(stats *Stats) { stats.Failing = "" })
+	s.rulesLost = true // what was kept last is not kept again
+	s.keepRulesAgain()
 	return nil
 }
 

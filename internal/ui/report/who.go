@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"natkit/internal/nat/rulefile"
 	"natkit/internal/natlog"
 	"natkit/internal/natlog/sink"
 	"natkit/internal/natlog/store"
@@ -32,6 +33,7 @@ type Who struct {
 	Until    time.Time  `json:"until"`
 	Verdict  string     `json:"verdict"` // found, nobody, gap
 	Found    []WhoLife  `json:"found"`
+	ByRule   []WhoRule  `json:"by_rule"` // who had it by the rules in force, without a record
 	Gaps     []WhoGapOf `json:"gaps"`
 	// Twice are times that were twice, as the clock was set back.
 	Twice    []WhoGapOf `json:"repeated_times"`
@@ -60,6 +62,20 @@ type WhoLife struct {
 	Gap bool `json:"across_gap,omitempty"`
 }
 
+// WhoRule is whose it was by the rules that were in force.
+type WhoRule struct {
+	Kind string `json:"kind"` // dnat, map, block
+	// Internal are the endpoints that the rule sent it to: of several, the client's address chose one.
+	Internal []snapshot.Endpoint `json:"internal_endpoints,omitempty"`
+	Rule     string              `json:"rule,omitempty"`
+	Line     int                 `json:"line,omitempty"`
+	// Block is the deterministic port block that it was in.
+	Block *rulefile.ComputedBlock `json:"computed_block,omitempty"`
+	File  string                  `json:"file"` // the rules, which the log has kept
+	Since time.Time               `json:"since"`
+	Until time.Time               `json:"until,omitzero"` // when others came into force
+}
+
 // WhoGapOf is a time that the log does not have.
 type WhoGapOf struct {
 	Since time.Time `json:"since"`
@@ -70,7 +86,7 @@ type WhoGapOf struct {
 // NewWho makes the result of a question.
 func NewWho(q store.Question, a store.Answer) Who {
 	w := Who{Address: q.Address, Port: q.Port, Since: q.Since.Time(), Until: q.Upto.Time(), Verdict: WhoNobody,
-		Found: []WhoLife{}, Gaps: gapsOf(a.Gaps), Twice: gapsOf(a.Twice), LogBegin: a.Begin.Time(), LogEnd: a.End.Time()}
+		Found: []WhoLife{}, ByRule: []WhoRule{}, Gaps: gapsOf(a.Gaps), Twice: gapsOf(a.Twice), LogBegin: a.Begin.Time(), LogEnd: a.End.Time()}
 	if q.Protocol != 0 {
 		w.Protocol = natlog.ProtocolName(q.Protocol)
 	}
@@ -80,11 +96,27 @@ func NewWho(q store.Question, a store.Answer) Who {
 			Destination: snapshot.EndpointOf(l.Destination), Subscriber: l.Subscriber, Zone: l.Zone, VLAN: l.VLAN,
 			Since: timeOf(l.Since), Seen: l.Log.Time(), Until: timeOf(l.Until), Least: timeOf(l.Least), Gap: l.Gap})
 	}
+	for i := range a.Rules {
+		w.ByRule = append(w.ByRule, whoRule(&a.Rules[i]))
+	}
 	switch {
-	case len(w.Found) > 0:
+	case len(w.Found)+len(w.ByRule) > 0:
 		w.Verdict = WhoFound
 	case len(w.Gaps) > 0:
 		w.Verdict = WhoGap
+	}
+	return w
+}
+
+func whoRule(o *store.RuleOwner) WhoRule {
+	w := WhoRule{Kind: natlog.Block.String(), File: o.Path, Since: o.Since.Time(), Until: timeOf(o.Until)}
+	if o.Rule == nil {
+		w.Block = &o.Block
+		return w
+	}
+	w.Kind, w.Rule, w.Line = o.Rule.Kind(), o.Rule.String(), o.Rule.Position.Line
+	for _, end := range o.Internal {
+		w.Internal = append(w.Internal, snapshot.EndpointOf(end))
 	}
 	return w
 }
@@ -127,6 +159,9 @@ func (w Who) Text(out io.Writer) error {
 	}
 	for _, l := range w.Found {
 		l.text(&b)
+	}
+	for i := range w.ByRule {
+		w.ByRule[i].text(&b)
 	}
 	for _, g := range w.Gaps {
 		fmt.Fprintf(&b, "  gap from %s to %s: %s\n", g.Since.Local().Format(whoTime), g.Until.Local().Format(whoTime), g.Why)
@@ -178,6 +213,31 @@ func (l *WhoLife) text(b *bytes.Buffer) {
 		b.WriteString(", seen again after a gap of the log in the middle")
 	}
 	b.WriteString("\n")
+}
+
+func (w *WhoRule) text(b *bytes.Buffer) {
+	place := w.File
+	if block := w.Block; block != nil {
+		fmt.Fprintf(b, "  subscriber %v (by rule: deterministic port block %d to %d of pool %s)\n", block.Subscriber, block.FirstPort, block.LastPort, block.Pool)
+	} else {
+		ends := make([]string, len(w.Internal))
+		for i, end := range w.Internal {
+			ends[i] = end.String()
+		}
+		who := strings.Join(ends, ", ")
+		if len(ends) > 1 {
+			who = "one of " + who + ", by the client's address"
+		}
+		fmt.Fprintf(b, "  %s (by rule: %s)\n", who, w.Rule)
+		place += fmt.Sprintf(":%d", w.Line)
+	}
+	fmt.Fprintf(b, "    in force from %s", w.Since.Local().Format(whoTime))
+	if w.Until.IsZero() {
+		b.WriteString(" on")
+	} else {
+		fmt.Fprintf(b, " to %s", w.Until.Local().Format(whoTime))
+	}
+	fmt.Fprintf(b, ": %s\n", place)
 }
 
 // LogLine is something that natkit log reports of itself.
