@@ -158,12 +158,12 @@ static __always_inline int fragment_later(const struct packet *packet, struct na
 /* The identification of a packet's fragments, here or behind the egress interface, which is
  * translated; 0: as it is. An answer's is its sender's own, and no other host shares that address.
  */
-GLOBAL __u32 fragment_id(const struct packet *packet, __be32 src, __be32 dst)
+static __always_inline __u32 fragment_id(const struct packet *packet, __be32 src, __be32 dst)
 {
 	struct nat_fragment_key key;
 	struct nat_fragment *first;
 
-	if (!packet || packet->key.side != NAT_INSIDE)
+	if (packet->key.side != NAT_INSIDE)
 		return 0;
 	if (!(packet->flags & (PACKET_FRAGMENT_FIRST | PACKET_FRAGMENT_LATER)))
 		return bpf_htons(fragment_identification(src, dst, packet->key.protocol));
