@@ -119,7 +119,7 @@ var natFaults = []Fault{
 		Broken:  "it also sends forty datagrams a second, each from another port: the ports of those before are in hold-down",
 		Cured:   "extra blocks are larger, and there may be more of them",
 		healthy: engine(fmt.Sprintf(carrier, "{size: 64, extra: 64, at_most: 1}")),
-		broken:  do(before(9*time.Second, freshFlows(40)), send(freshFlows(40))),
+		broken:  do(before(9*time.Second, freshFlows(40, 1024)), send(freshFlows(40, 15000))),
 		cure:    follow("sed -i", "natkit"),
 	},
 	{
@@ -181,16 +181,17 @@ func datagramsOfMany(ctx context.Context, s *faultRun) error {
 	return errors.Join(failed[:]...)
 }
 
-// freshFlows sends so many datagrams a second from the client, each from another port.
-func freshFlows(perSecond int) action {
+// freshFlows sends so many datagrams a second from the client, each from another port, from the one
+// after first on. A port that was used before would get its mapping back out of hold-down.
+func freshFlows(perSecond, first int) action {
 	return func(ctx context.Context, s *faultRun) error {
 		const ticks = 20 // a second
-		to, port := net.UDPAddrFromAddrPort(s.addrPort("{server}:5353")), 1024
+		to, port := net.UDPAddrFromAddrPort(s.addrPort("{server}:5353")), first
 		return every(ctx, time.Second/ticks, func() error {
 			return s.lab.Node(lab.RoleClient).Do(func() error {
 				for range perSecond / ticks {
 					if port++; port > 30000 {
-						port = 1025
+						port = first + 1
 					}
 					c, err := net.DialUDP("udp4", &net.UDPAddr{Port: port}, to)
 					if err != nil {
