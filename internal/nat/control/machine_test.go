@@ -7,7 +7,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 
@@ -100,16 +99,13 @@ func TestManyAtOnce(t *testing.T) {
 	}, ktest.NoBPFFS)
 }
 
-// noPins checks that nothing is left of the folder of pins, nor of what was mounted for it.
+// noPins checks that nothing is left of the folder of pins, which cannot be gone while something is
+// mounted there.
 func noPins(t *testing.T) {
 	t.Helper()
 	for _, path := range []string{"/sys/fs/bpf/natkit", filepath.Join(runDir(), "bpf")} {
 		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: %v, want %v", path, err, os.ErrNotExist)
 		}
-	}
-	mounts, err := os.ReadFile("/proc/thread-self/mounts")
-	if err != nil || strings.Contains(string(mounts), " "+filepath.Join(runDir(), "bpf")+" ") {
-		t.Errorf("mounted: %v\n%s", err, mounts)
 	}
 }

