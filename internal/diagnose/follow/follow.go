@@ -55,15 +55,23 @@ type Run struct {
 	waits    atomic.Bool
 	look     time.Time // when new namespaces are looked for
 
-	mu    sync.Mutex
-	met   []snapshot.TraceEvent // what readers have read
-	early map[earlyPacket]bool  // that were read while waiting
-	late  bool                  // waiting is over: what waits reads no other packets
-	last  uint64                // when a packet was last seen
+	early map[metRule]bool // what was read while waiting
+	last  uint64           // when a packet was last seen
 }
 
-// earlyPacket is a packet by nftables' number of it.
-type earlyPacket struct{ netns, id uint64 }
+// metRule is a rule that a packet met, by nftables' number of the packet: the kernel reports it to every reader.
+type metRule struct {
+	netns, packet uint64
+	point         snapshot.TracePoint
+	rule          snapshot.TraceRule
+	begins        bool // a base chain
+}
+
+func metOf(e *snapshot.TraceEvent) metRule {
+	rule := *e.Rule
+	rule.Text = "" // a reader may not know it
+	return metRule{e.Netns, e.Packet, e.Point, rule, e.Head != nil}
+}
 
 // attachment is what hangs in the kernel.
 type attachment struct {
@@ -76,7 +84,8 @@ type attachment struct {
 	somewhere bool // there are namespaces in which a new one is noticed
 
 	mu    sync.Mutex
-	books map[uint64]*book // of rules, by namespace
+	books map[uint64]*book      // of rules, by namespace
+	met   []snapshot.TraceEvent // what readers have read
 
 	programs []programOf
 	asked    map[snapshot.TraceTuple]int // how often, about a packet of which
@@ -98,7 +107,7 @@ func Open(o Options) (*Run, error) {
 			A: observe.PacketEnd(o.Flow.A), B: observe.PacketEnd(o.Flow.B), Port: o.Port,
 			Protocol: trace.Protocols[o.Flow.Protocol], Netns: o.Netns, Ifindex: o.Ifindex, Rate: o.Rate,
 		},
-		programs: o.Programs, early: map[earlyPacket]bool{},
+		programs: o.Programs, early: map[metRule]bool{},
 	}
 	r.joined = trace.NewAssembler(r)
 	var err error
@@ -193,16 +202,25 @@ func (a *attachment) openRules(place observe.HookedPlace, f observe.PacketFilter
 	a.rules = append(a.rules, t)
 }
 
-// read takes what one namespace's trace reports.
+// lastRead is how long a reader that ends waits for what the kernel has reported to it already.
+const lastRead = 5 * time.Millisecond
+
+// read takes what one namespace's trace reports, until the attachment ends and nothing is left.
 func (r *Run) read(a *attachment, t *observe.RuleTrace) {
+	var ends time.Time // when it stops reading, even if there is more
 	for {
+		wait := tick
 		select {
 		case <-a.stop:
-			return
+			wait = lastRead
+			if ends.IsZero() {
+				ends = time.Now().Add(tick)
+			}
 		default:
 		}
-		events, err := t.Read(time.Now().Add(tick))
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		events, err := t.Read(time.Now().Add(wait))
+		over := !ends.IsZero() && (err != nil || time.Now().After(ends))
+		if over || err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return
 		}
 		for i := range events {
@@ -210,38 +228,29 @@ func (r *Run) read(a *attachment, t *observe.RuleTrace) {
 				b.name(&events[i])
 			}
 		}
-		r.keep(events, a.waits)
+		a.keep(events)
+		if a.waits && len(events) > 0 {
+			select {
+			case r.begun <- struct{}{}:
+			default:
+			}
+		}
 	}
 }
 
-// keep keeps what was read. Of a packet that was seen while waiting the rest is read there, too:
-// the kernel reports it to every reader.
-func (r *Run) keep(events []snapshot.TraceEvent, waiting bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, e := range events {
-		key := earlyPacket{e.Netns, e.Packet}
-		if waiting && !r.late {
-			r.early[key] = true
-		}
-		if r.early[key] == waiting {
-			r.met = append(r.met, e)
-		}
-	}
-	if waiting && len(events) > 0 {
-		select {
-		case r.begun <- struct{}{}:
-		default:
-		}
-	}
+// keep keeps what was read.
+func (a *attachment) keep(events []snapshot.TraceEvent) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.met = append(a.met, events...)
 }
 
 // takeMet takes what was read.
-func (r *Run) takeMet() []snapshot.TraceEvent {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	out := r.met
-	r.met = nil
+func (a *attachment) takeMet() []snapshot.TraceEvent {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := a.met
+	a.met = nil
 	return out
 }
 
@@ -314,8 +323,10 @@ func (r *Run) Watch(ctx context.Context, fn func(trace.Packet) error) error {
 			continue
 		}
 		next = time.Now().Add(tick)
-		for _, e := range r.takeMet() {
-			r.joined.Add(e)
+		for _, e := range r.at.takeMet() {
+			if !r.early[metOf(&e)] {
+				r.joined.Add(e)
+			}
 		}
 		over := ctx.Err() != nil
 		now := monotonic()

@@ -51,10 +51,7 @@ func (r *Run) wait() error {
 	case <-r.begun: // by a connection that was there before the programs were
 	default:
 	}
-	r.mu.Lock()
-	r.late = false
 	clear(r.early)
-	r.mu.Unlock()
 	a := newAttachment()
 	a.waits, a.asksTable = true, r.at == nil // later its connections are idle
 	if err := r.replace(a).close(); err != nil {
@@ -146,12 +143,15 @@ func (r *Run) await(ctx context.Context) error {
 func (r *Run) begin() error { return r.beginWith(nil) }
 
 // beginWith begins with what was seen of a packet; nil for nothing but what rules reported.
+//
+//  1. What follows packets is attached, while what waits still reads.
+//  2. What waits ends when it has read all that was reported to it.
+//  3. What the programs have seen until then is taken.
+//
+// So of each packet that rules reported to what waited it is known whether the programs saw it, in whichever
+// order natkit came to read the two.
 func (r *Run) beginWith(seen *snapshot.TraceEvent) error {
 	waited := r.at
-	r.mu.Lock()
-	r.late = true
-	r.mu.Unlock()
-	var met []snapshot.TraceEvent
 	if err := r.packets.Detach(); err != nil {
 		return err
 	}
@@ -160,13 +160,19 @@ func (r *Run) beginWith(seen *snapshot.TraceEvent) error {
 	}
 	r.waits.Store(false)
 	r.last = monotonic()
+	known := map[packetIn]bool{}
 	if seen != nil {
 		r.take(*seen)
+		known[packetOf(seen)] = true
 	}
-	known := map[earlyPacket]bool{}
-	for _, e := range r.takeMet() {
-		if key := (earlyPacket{e.Netns, e.Identity}); e.Head != nil && !known[key] && (seen == nil || seen.Identity != e.Identity) {
-			known[key] = true
+	if err := r.takeSeen(known); err != nil {
+		return err
+	}
+	var met []snapshot.TraceEvent
+	for _, e := range waited.takeMet() {
+		r.early[metOf(&e)] = true
+		if at := packetOf(&e); e.Head != nil && !known[at] {
+			known[at] = true
 			met = append(met, r.firstPacket(e, waited)...)
 		}
 		met = append(met, e)
@@ -177,6 +183,31 @@ func (r *Run) beginWith(seen *snapshot.TraceEvent) error {
 			_ = r.packets.Follow(e.Entry.Reply)
 		}
 		r.joined.Add(e)
+	}
+	return nil
+}
+
+// packetIn is a packet in a namespace.
+type packetIn struct{ netns, identity uint64 }
+
+func packetOf(e *snapshot.TraceEvent) packetIn { return packetIn{e.Netns, e.Identity} }
+
+// maxSeen bounds how much is taken before rules are: more than a second of packets at the usual rate.
+const maxSeen = 1 << 16
+
+// takeSeen takes what the programs have seen, and adds the packets to known.
+func (r *Run) takeSeen(known map[packetIn]bool) error {
+	now := time.Now()
+	for range maxSeen {
+		e, err := r.packets.Read(now)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		r.take(e)
+		known[packetOf(&e)] = true
 	}
 	return nil
 }

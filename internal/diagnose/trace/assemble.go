@@ -287,6 +287,9 @@ func (a *Assembler) withRules(events []snapshot.TraceEvent) []snapshot.TraceEven
 // takeRuns takes the runs that are about the packet of a segment.
 func (a *Assembler) takeRuns(segment []snapshot.TraceEvent) []*run {
 	from, to := segment[0].TimeNS, segment[len(segment)-1].TimeNS+settle
+	if p := segment[0].Point; p != snapshot.PointReceived && p != snapshot.PointMade {
+		from -= min(from, settle) // it has met rules before it was seen
+	}
 	var out []*run
 	a.runs = slices.DeleteFunc(a.runs, func(r *run) bool {
 		e := &r.events[0]

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"testing"
+
+	"natkit/internal/snapshot"
+)
+
+// A packet that is seen only when it is dropped met its rules before: a reader of nftables' trace is often
+// faster than the drop. What a packet of the same content met long before is not its own.
+func TestRulesBeforeTheDrop(t *testing.T) {
+	const seen = 10_000_000_000
+	for _, tt := range []struct {
+		name   string
+		point  snapshot.TracePoint
+		before uint64
+		want   string
+	}{
+		{"drop", snapshot.PointDropped, 100_000, "tcp dport 81 drop"},
+		{"drop/long-before", snapshot.PointDropped, 2 * settle, ""},
+		{"received", snapshot.PointReceived, 100_000, ""}, // it is seen from its beginning
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a := NewAssembler(nil)
+			a.Add(snapshot.TraceEvent{TimeNS: seen - tt.before, Netns: 1, Identity: 7, Packet: 3, Hook: "forward", Head: []byte{0x45}, Point: snapshot.PointRule,
+				Rule: &snapshot.TraceRule{Family: "ip", Table: "fw", Chain: "forward", Handle: 2, Verdict: "drop", Text: "tcp dport 81 drop"}})
+			e := snapshot.TraceEvent{TimeNS: seen, Netns: 1, Identity: 7, Packet: 99, Point: tt.point}
+			if tt.point == snapshot.PointDropped {
+				e.Drop = &snapshot.TraceDrop{Reason: "NETFILTER_DROP", Cause: snapshot.CauseRule}
+			}
+			a.Add(e)
+			packets := a.Take(0)
+			if len(packets) != 1 {
+				t.Fatalf("%d packets", len(packets))
+			}
+			got := ""
+			if rule := packets[0].End.Rule; rule != nil {
+				got = rule.Text
+			}
+			if got != tt.want {
+				t.Errorf("ended by %q, want %q: %+v", got, tt.want, packets[0].End)
+			}
+		})
+	}
+}
