@@ -295,8 +295,8 @@ func (w *watchedLab) startMonitor(interval time.Duration, store *history.Writer)
 		if err := monitor.Run(ctx, monitor.Options{Interval: interval, History: store, Engine: control.ReadFacts, Kubernetes: reporter, Say: func(l monitor.Line) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			if l.Code != "" && l.Inode == w.watched.Handle().Inode() {
-				w.said = append(w.said, l.Event)
+			if l.Event != nil && l.Inode == w.watched.Handle().Inode() {
+				w.said = append(w.said, *l.Event)
 			}
 		}}); err != nil {
 			w.t.Errorf("natkit monitor: %v", err)

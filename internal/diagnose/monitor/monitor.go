@@ -51,8 +51,9 @@ type Options struct {
 // Line is something that happened: a finding began, changed or ended, or the monitor itself has
 // a problem.
 type Line struct {
-	history.Event
-	Problem string `json:"problem,omitempty"`
+	At             time.Time           `json:"time"`
+	*history.Event `json:",omitempty"` // nil: it is about no finding
+	Problem        string              `json:"problem,omitempty"`
 	// Tuning is what was done about a setting, with --tune.
 	Tuning *history.Tuning `json:"tuning,omitempty"`
 }
@@ -146,7 +147,7 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	m.observe(r)
 	m.reportToKubernetes()
 	for _, event := range e.Events {
-		m.o.Say(Line{Event: event})
+		m.o.Say(Line{At: event.At, Event: &event})
 	}
 	m.observeTunings(e.Tunings)
 	m.account(len(wants), alerts)
@@ -280,7 +281,7 @@ func (m *monitor) trouble(err error) {
 		now = err.Error()
 	}
 	if now != m.problem && now != "" {
-		m.o.Say(Line{Problem: now})
+		m.o.Say(Line{At: time.Now(), Problem: now})
 	}
 	m.problem = now
 }
@@ -310,7 +311,7 @@ func (m *monitor) reportToKubernetes() {
 	k.Report(on)
 	refusal := k.Problem()
 	if refusal != m.refusal && refusal != "" {
-		m.o.Say(Line{Problem: refusal})
+		m.o.Say(Line{At: time.Now(), Problem: refusal})
 	}
 	m.refusal = refusal
 }

@@ -131,7 +131,7 @@ func (m *monitor) observeTunings(list []history.Tuning) {
 	})
 	m.mu.Unlock()
 	for i := range list {
-		m.o.Say(Line{Tuning: &list[i]})
+		m.o.Say(Line{At: list[i].At, Tuning: &list[i]})
 	}
 }
 

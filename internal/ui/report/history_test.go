@@ -114,13 +114,37 @@ func TestMonitorLine(t *testing.T) {
 		"2026-03-01 03:12:00 ended: no-route in host: the namespace is gone\n": func(l *monitor.Line) {
 			l.Kind, l.Why = history.Ended, "the namespace is gone"
 		},
-		"2026-03-01 03:12:00 problem: write the history: no space left on device\n": func(l *monitor.Line) { l.Problem = "write the history: no space left on device" },
+		"2026-03-01 03:12:00 problem: write the history: no space left on device\n": func(l *monitor.Line) {
+			l.Event, l.Problem = nil, "write the history: no space left on device"
+		},
+		"2026-03-01 03:12:00 would tune net.netfilter.nf_conntrack_max in host: 65536 -> 131072, for conntrack-table-full: the table is full\n": func(l *monitor.Line) {
+			l.Event, l.Tuning = nil, &history.Tuning{At: at, Kind: history.Proposed, Namespace: "host", Setting: "net.netfilter.nf_conntrack_max",
+				Old: "65536", New: "131072", Code: "conntrack-table-full", Why: "the table is full"}
+		},
 	} {
-		l := monitor.Line{Event: event}
+		l := monitor.Line{At: at, Event: new(event)}
 		change(&l)
 		var b strings.Builder
 		if err := MonitorLineText(&b, l, true); err != nil || b.String() != want {
 			t.Errorf("%v, %q, want %q", err, b.String(), want)
+		}
+	}
+}
+
+// A line about no finding has no fields of one: what is unknown is absent.
+func TestMonitorLineJSON(t *testing.T) {
+	at := time.Date(2026, 3, 1, 3, 12, 0, 0, time.UTC)
+	for want, l := range map[string]monitor.Line{
+		`"time":"2026-03-01T03:12:00Z","problem":"no space left on device"}`: {At: at, Problem: "no space left on device"},
+		`"time":"2026-03-01T03:12:00Z","tuning":{"time":"2026-03-01T03:12:00Z","kind":"kept","netns_inode":7,"netns":"host","setting":"a","old":"1","new":"2","reason":"nothing is lost"}}`: {At: at, Tuning: &history.Tuning{At: at, Kind: history.Kept, Inode: 7, Namespace: "host", Setting: "a", Old: "1", New: "2", Why: "nothing is lost"}},
+		`"time":"2026-03-01T03:12:00Z","kind":"began","netns_inode":7,"netns":"host","code":"no-route","severity":"critical","title":"5 packets had no route"}`:                             {At: at, Event: &history.Event{At: at, Kind: history.Began, Inode: 7, Namespace: "host", Code: "no-route", Severity: "critical", Title: "5 packets had no route"}},
+	} {
+		var b strings.Builder
+		if err := JSONLine(&b, l); err != nil {
+			t.Fatal(err)
+		}
+		if want = `{"schema":"natkit/monitor-line/1",` + want + "\n"; b.String() != want {
+			t.Errorf("got %s, want %s", b.String(), want)
 		}
 	}
 }

@@ -16,15 +16,8 @@ import (
 // with the time.
 func MonitorLineText(w io.Writer, l monitor.Line, stamp bool) error {
 	var b strings.Builder
-	at := l.At
-	if l.Tuning != nil {
-		at = l.Tuning.At
-	}
-	if at.IsZero() {
-		at = time.Now()
-	}
 	if stamp {
-		b.WriteString(at.Local().Format(time.DateTime) + " ")
+		b.WriteString(l.At.Local().Format(time.DateTime) + " ")
 	}
 	switch {
 	case l.Tuning != nil:

@@ -234,11 +234,7 @@ func (g *generator) fields(t reflect.Type, n *node) {
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
 		case f.Anonymous && name == "":
-			embedded := f.Type
-			if embedded.Kind() == reflect.Pointer {
-				embedded = embedded.Elem()
-			}
-			g.fields(embedded, n)
+			g.embedded(t, f.Type, options == "omitempty", n)
 			continue
 		case !f.IsExported() || name == "-":
 			continue
@@ -258,6 +254,34 @@ func (g *generator) fields(t reflect.Type, n *node) {
 			g.t.Errorf("%v.%s: an unknown %v is absent: want omitzero", t, f.Name, f.Type)
 		}
 		if options == "" {
+			n.Required = append(n.Required, name)
+		}
+	}
+}
+
+// embedded adds the fields of an embedded struct that the outer one does not hide. They may all be absent if it is a pointer that
+// may be nil.
+func (g *generator) embedded(outer, t reflect.Type, mayBeNil bool, n *node) {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	inner := &node{Properties: &properties{of: map[string]*node{}}}
+	g.fields(t, inner)
+	for _, name := range inner.Properties.names {
+		hidden := false
+		for i := range outer.NumField() {
+			own, _, _ := strings.Cut(outer.Field(i).Tag.Get("json"), ",")
+			hidden = hidden || own == name
+		}
+		if hidden {
+			continue
+		}
+		if _, twice := n.Properties.of[name]; twice {
+			g.t.Errorf("%v has two fields %q", outer, name)
+		}
+		n.Properties.names = append(n.Properties.names, name)
+		n.Properties.of[name] = inner.Properties.of[name]
+		if !mayBeNil && slices.Contains(inner.Required, name) {
 			n.Required = append(n.Required, name)
 		}
 	}
