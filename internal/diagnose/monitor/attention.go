@@ -4,6 +4,7 @@ package monitor
 
 import (
 	"fmt"
+	"math/bits"
 	"sort"
 	"time"
 
@@ -25,10 +26,10 @@ type attention struct {
 // watched is what is known of a namespace.
 type watched struct {
 	last     time.Time // its last examination; before the first one, long before it was seen
-	symptoms map[string]bool
+	symptoms symptoms
 	// explained are the symptoms of which examinations found nothing, and pause how long it is
 	// left alone with them: it doubles.
-	explained map[string]bool
+	explained symptoms
 	pause     time.Duration
 	// fresh is how many examinations a change is worth, at once and with the table: what a change
 	// breaks need not show in a sample. announced is when a change last was.
@@ -53,6 +54,11 @@ const (
 
 	// mostLooks is how many are examined in one window.
 	mostLooks = 32
+
+	// fewResets is how many invalid segments and resets of a window are a symptom, and fewFrames how many frames
+	// for somebody else.
+	fewResets = 10
+	fewFrames = 3
 
 	// fillSymptom is how full a table is from which on it is of interest who fills it.
 	fillSymptom = 0.4
@@ -130,36 +136,70 @@ func (a *attention) of(inode uint64) *watched {
 	return r
 }
 
-// symptomsOf are what a sample shows that may be a fault, in words that stay the same while it lasts.
-func symptomsOf(s *snapshot.Snapshot, ports uint64) map[string]bool {
-	out := map[string]bool{}
+// symptoms are what a sample shows that may be a fault, in words that stay the same while it lasts, and how much of
+// it there is, in coarse steps: a symptom of which examinations have found nothing is another one when it has grown.
+type symptoms map[string]int
+
+// magnitude is the step of numbers that are counted: the next one begins at four times as many.
+func magnitude(n uint64) int { return (bits.Len64(n) + 1) / 2 }
+
+// Of a table the next step of how full it is begins a twentieth of its limit later, or a fiftieth while it grows so fast
+// that it takes no longer than a window.
+const (
+	fillSteps   = 20
+	growthSteps = 50
+)
+
+func symptomsOf(s *snapshot.Snapshot, ports uint64) symptoms {
+	out := symptoms{}
 	if ct := s.Conntrack; ct != nil {
 		for _, name := range []string{"insert_failed", "drop", "early_drop", "error", "chaintoolong"} {
-			if ct.Stats[name] > 0 {
-				out["conntrack."+name] = true
+			if n := ct.Stats[name]; n > 0 {
+				out["conntrack."+name] = magnitude(n)
 			}
 		}
-		if ct.Max > 0 && float64(ct.Count) >= fillSymptom*float64(ct.Max) {
-			out["fill"] = true
-		}
-		if ct.Max > 0 && ct.Count > ct.CountStart && float64(ct.Count-ct.CountStart) >= growthSymptom*float64(ct.Max) {
-			out["growth"] = true
+		if ct.Max > 0 {
+			fill := float64(ct.Count) / float64(ct.Max)
+			if fill >= fillSymptom {
+				out["fill"] = int(fill * fillSteps)
+			}
+			if ct.Count > ct.CountStart && float64(ct.Count-ct.CountStart) >= growthSymptom*float64(ct.Max) {
+				out["growth"] = int(fill * growthSteps)
+			}
 		}
 		if ports > 0 && float64(ct.Count) >= portsSymptom*float64(ports) {
-			out["ports"] = true
+			out["ports"] = magnitude(ct.Count)
+		}
+		if n := min(ct.Stats["invalid"], s.Counters["Tcp.OutRsts"]); n >= fewResets {
+			out["resets"] = magnitude(n)
 		}
 	}
 	if s.Drops != nil {
+		frames := uint64(0)
 		for _, row := range s.Drops.Rows {
-			if !row.Benign {
-				out[fmt.Sprintf("drop.%s.%s", row.Cause, row.Reason)] = true
+			switch {
+			case !row.Benign:
+				name := fmt.Sprintf("drop.%s.%s", row.Cause, row.Reason)
+				out[name] = max(out[name], magnitude(row.Count))
+			case row.Reason == "OTHERHOST":
+				frames += row.Count
 			}
+		}
+		if frames >= fewFrames { // for another hardware address or VLAN
+			out["frames"] = magnitude(frames)
 		}
 	}
 	for _, name := range []string{"TcpExt.ListenOverflows", "TcpExt.TCPBacklogDrop", "TcpExt.IPReversePathFilter", "Ip.InAddrErrors", "Ip.OutNoRoutes", "Ip.FragFails", "Ip.ReasmFails", "Udp.RcvbufErrors"} {
-		if s.Counters[name] > 0 {
-			out[name] = true
+		if n := s.Counters[name]; n > 0 {
+			out[name] = magnitude(n)
 		}
+	}
+	lost := uint64(0)
+	for _, socket := range s.EventSockets {
+		lost += socket.Drops
+	}
+	if lost > 0 {
+		out["events"] = magnitude(lost)
 	}
 	return out
 }
@@ -169,7 +209,7 @@ func (a *attention) sample(s *snapshot.Snapshot) {
 	r := a.of(s.Netns.Inode)
 	r.symptoms = symptomsOf(s, r.ports)
 	if r.fell(s) {
-		r.symptoms["traffic"] = true
+		r.symptoms["traffic"] = 1
 	}
 }
 
@@ -222,18 +262,19 @@ func (a *attention) examined(s *snapshot.Snapshot, found bool, now time.Time) {
 		r.explained, r.pause = nil, 0
 		return
 	}
-	if r.pause == 0 || !subset(r.symptoms, r.explained) {
-		r.explained, r.pause = map[string]bool{}, hostApart/4
+	if r.pause == 0 || !r.symptoms.within(r.explained) {
+		r.explained, r.pause = symptoms{}, hostApart/4
 	}
-	for name := range r.symptoms {
-		r.explained[name] = true
+	for name, n := range r.symptoms {
+		r.explained[name] = max(r.explained[name], n)
 	}
 	r.pause = min(2*r.pause, maxPause)
 }
 
-func subset(a, b map[string]bool) bool {
-	for name := range a {
-		if !b[name] {
+// within says whether others have each symptom, and no less of it.
+func (a symptoms) within(b symptoms) bool {
+	for name, n := range a {
+		if b[name] < n {
 			return false
 		}
 	}
@@ -268,7 +309,7 @@ func (r *watched) urgency(inode uint64, urgent, host bool, now time.Time) float6
 		return 1000*pressing + since.Seconds()
 	case r.fresh > 0:
 		return pressing + since.Seconds()
-	case len(r.symptoms) > 0 && !subset(r.symptoms, r.explained):
+	case len(r.symptoms) > 0 && !r.symptoms.within(r.explained):
 		return pressing + since.Seconds()
 	case len(r.symptoms) > 0 && r.pause > 0:
 		apart = min(apart, r.pause)

@@ -194,15 +194,15 @@ func (f *findings) asking(inode uint64) (out []causes.Finding) {
 	return out
 }
 
-// urgent says whether the namespace has a finding that one more window decides about, or one
-// above advice that is on.
+// urgent says whether the namespace has a finding above advice that is on, or that one more window decides
+// about. Advice loses nothing by waiting for the clock's turn.
 func (f *findings) urgent(inode uint64) bool {
 	s := f.spaces[inode]
 	if s == nil {
 		return false
 	}
 	for _, t := range s.tracks {
-		if !t.on || t.severity > causes.Advice || t.Finding.Severity > causes.Advice {
+		if t.on && t.severity > causes.Advice || t.Finding.Severity > causes.Advice {
 			return true
 		}
 	}

@@ -102,6 +102,19 @@ func TestNamespaceGone(t *testing.T) {
 	}
 }
 
+// Advice waits for the clock's turn: hundreds of namespaces may have the same.
+func TestAdviceIsNotUrgent(t *testing.T) {
+	for severity, want := range map[causes.Severity]bool{causes.Advice: false, causes.Warning: true, causes.Critical: true} {
+		f := newFindings()
+		for window := range onAfter + 1 {
+			f.window(snapshot.Netns{Inode: 9}, noon.Add(time.Duration(window)*time.Second), []causes.Finding{{Code: "a", Severity: severity}})
+			if got := f.urgent(9); got != want {
+				t.Errorf("%v after %d windows: urgent %v, want %v", severity, window+1, got, want)
+			}
+		}
+	}
+}
+
 // look is what an attention is told after it chose.
 func (a *attention) lookAll(spaces []snapshot.Netns, now time.Time, found bool) (chosen []uint64) {
 	wants, alerts := a.choose(spaces, func(uint64) bool { return false }, now)
@@ -216,7 +229,7 @@ func TestTrafficFalls(t *testing.T) {
 	rate := func(perSecond uint64) bool {
 		s := &snapshot.Snapshot{Netns: snapshot.Netns{Inode: 3}, WindowSeconds: 10, Counters: map[string]uint64{"Ip.ForwDatagrams": 10 * perSecond}}
 		a.sample(s)
-		return a.of(3).symptoms["traffic"]
+		return a.of(3).symptoms["traffic"] > 0
 	}
 	for _, n := range []uint64{1000, 900, 1100, 400, 5000, 900, 800, 1000, 900, 1000, 1000, 900, 1000, 1100, 1000} {
 		if rate(n) {
@@ -248,11 +261,51 @@ func TestSymptoms(t *testing.T) {
 		{"enough ports", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{CountStart: 79, Count: 79, Max: 1000}}, 100, ""},
 		{"refused", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Max: 9, Stats: map[string]uint64{"drop": 1, "found": 9}}}, 0, "conntrack.drop"},
 		{"benign drop", snapshot.Snapshot{Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 9, Benign: true}}}}, 0, ""},
+		{"frames for others", snapshot.Snapshot{Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 2, Reason: "OTHERHOST", Benign: true}, {Count: 1, Reason: "OTHERHOST", Benign: true}}}}, 0, "frames"},
+		{"few frames for others", snapshot.Snapshot{Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 2, Reason: "OTHERHOST", Benign: true}}}}, 0, ""},
+		{"invalid", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Stats: map[string]uint64{"invalid": 50}}, Counters: map[string]uint64{"Tcp.OutRsts": 9}}, 0, ""},
+		{"invalid and reset", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Stats: map[string]uint64{"invalid": 50}}, Counters: map[string]uint64{"Tcp.OutRsts": 40}}, 0, "resets"},
+		{"events are lost", snapshot.Snapshot{EventSockets: []snapshot.EventSocket{{Drops: 1}}}, 0, "events"},
 		{"drop", snapshot.Snapshot{Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 9, Cause: snapshot.CauseRule, Reason: "R"}}}}, 0, "drop.firewall-rule.R"},
 	} {
 		got := symptomsOf(&test.s, test.ports)
-		if len(got) > 1 || test.want == "" && len(got) > 0 || test.want != "" && !got[test.want] {
+		if len(got) > 1 || test.want == "" && len(got) > 0 || test.want != "" && got[test.want] == 0 {
 			t.Errorf("%s: %v, want %q", test.about, got, test.want)
+		}
+	}
+}
+
+// A symptom of which an examination found nothing is looked at again when there is clearly more of it: a table that
+// goes on filling, drops that multiply. What varies about a level is not.
+func TestSymptomGrows(t *testing.T) {
+	table := func(entries, before uint64) *snapshot.Snapshot {
+		return &snapshot.Snapshot{Conntrack: &snapshot.Conntrack{CountStart: before, Count: entries, Max: 1000}}
+	}
+	drops := func(n uint64) *snapshot.Snapshot {
+		return &snapshot.Snapshot{Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: n, Reason: "R"}}}}
+	}
+	for _, test := range []struct {
+		about   string
+		samples []*snapshot.Snapshot
+		want    int // examinations
+	}{
+		{"a table that fills slowly", []*snapshot.Snapshot{table(410, 405), table(420, 410), table(430, 420), table(460, 430), table(470, 460), table(510, 500)}, 3},
+		{"a table that grows fast", []*snapshot.Snapshot{table(100, 50), table(150, 100), table(200, 150)}, 3},
+		{"a table about a level", []*snapshot.Snapshot{table(451, 451), table(449, 451), table(451, 449), table(448, 451), table(452, 448)}, 1},
+		{"drops that multiply", []*snapshot.Snapshot{drops(4), drops(5), drops(7), drops(30), drops(40), drops(6)}, 2},
+	} {
+		a, all := newAttention(), spaces(1)
+		a.lookAll(all, noon.Add(-time.Second), false)
+		got := 0
+		for i, s := range test.samples {
+			s.Netns = all[0]
+			a.pass(10 * time.Second)
+			a.sample(s)
+			// The pause after the first examination is 30 seconds; the test's samples are closer.
+			got += len(a.lookAll(all, noon.Add(time.Duration(i)*4*time.Second), false))
+		}
+		if got != test.want {
+			t.Errorf("%s: %d examinations, want %d", test.about, got, test.want)
 		}
 	}
 }

@@ -17,29 +17,18 @@ import (
 // how many of them were lost for want of room in a socket's queue.
 func eventSockets() source {
 	before := map[uint64]uint64{} // inode -> drops
-	read := func(v *view) ([]snapshot.EventSocket, error) {
-		text, err := v.readNet("netlink")
-		if err != nil {
-			return nil, err
-		}
-		list, err := parseEventSockets(text)
-		if err != nil {
-			return nil, fmt.Errorf("read /proc/net/netlink: %w", err)
-		}
-		return list, nil
-	}
 	return source{
 		name:  snapshot.CanEventSockets,
 		costs: "programs that lose conntrack events are not found",
 		start: func(v *view) error {
-			list, err := read(v)
+			list, err := readEventSockets(v)
 			for _, s := range list {
 				before[s.Inode] = s.Drops
 			}
 			return err
 		},
 		end: func(v *view, s *snapshot.Snapshot) error {
-			list, err := read(v)
+			list, err := readEventSockets(v)
 			if err != nil {
 				return err
 			}
@@ -62,6 +51,18 @@ func eventSockets() source {
 			return nil
 		},
 	}
+}
+
+func readEventSockets(v *view) ([]snapshot.EventSocket, error) {
+	text, err := v.readNet("netlink")
+	if err != nil {
+		return nil, err
+	}
+	list, err := parseEventSockets(text)
+	if err != nil {
+		return nil, fmt.Errorf("read /proc/net/netlink: %w", err)
+	}
+	return list, nil
 }
 
 // conntrackGroups are the bits of the groups NFNLGRP_CONNTRACK_NEW, UPDATE and

@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -309,16 +308,24 @@ func (v *view) read(path string) (string, error) {
 	if err != nil {
 		return "", &fs.PathError{Op: "open", Path: name, Err: err}
 	}
-	f := os.NewFile(uintptr(fd), name)
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err != nil {
-		return "", err
+	defer unix.Close(fd)
+	setting := strings.HasPrefix(path, "proc/sys/") // the kernel writes it whole, or nothing
+	var b []byte
+	var buf [4096]byte
+	for {
+		n, err := unix.Read(fd, buf[:])
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return "", &fs.PathError{Op: "read", Path: name, Err: err}
+		case n == 0, setting && b == nil && n < len(buf):
+			return string(append(b, buf[:n]...)), nil
+		case len(b)+n > maxFile:
+			return "", fmt.Errorf("read %s: longer than %d bytes", name, maxFile)
+		default:
+			b = append(b, buf[:n]...)
+		}
 	}
-	if len(b) > maxFile {
-		return "", fmt.Errorf("read %s: longer than %d bytes", f.Name(), maxFile)
-	}
-	return string(b), nil
 }
 
 // readNet is read for a file of /proc/net.

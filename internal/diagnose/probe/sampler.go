@@ -51,7 +51,7 @@ type Round struct {
 	At      time.Time
 	Seconds float64
 	// Samples are of all namespaces, the caller's own first: Conntrack (the limits and counters),
-	// Drops, and Counters where they were read. What is not there was not read.
+	// Drops, and Counters where they were read, with the EventSockets that lost events. What is not there was not read.
 	Samples []*snapshot.Snapshot
 	Looks   []*snapshot.Snapshot // those that were asked for and could be read
 	// Idle are those asked for that have no interface but loopback.
@@ -83,6 +83,7 @@ type sampled struct {
 	stats    []map[string]uint64
 	counters map[string]uint64
 	stackAt  time.Time
+	lost     map[uint64]uint64 // events, by the socket's inode
 	changes  *changeListener
 }
 
@@ -270,6 +271,7 @@ func (n *sampled) sample(v *view, stack bool) *snapshot.Snapshot {
 	}
 	if stack {
 		n.sampleStack(v, s, now)
+		n.sampleEventSockets(v, s)
 	}
 	return s
 }
@@ -309,6 +311,23 @@ func (n *sampled) sampleStack(v *view, s *snapshot.Snapshot, now time.Time) {
 		}
 	}
 	n.counters, n.stackAt = counters, now
+}
+
+// sampleEventSockets counts the events of connection tracking that programs did not get.
+func (n *sampled) sampleEventSockets(v *view, s *snapshot.Snapshot) {
+	list, err := readEventSockets(v)
+	if err != nil {
+		return
+	}
+	lost := map[uint64]uint64{}
+	for _, socket := range list {
+		lost[socket.Inode] = socket.Drops
+		before, known := n.lost[socket.Inode]
+		if socket.Drops = increase32(before, socket.Drops); known && socket.Drops > 0 {
+			s.EventSockets = append(s.EventSockets, socket)
+		}
+	}
+	n.lost = lost
 }
 
 // sortDrops gives each sample its drops: of the window and of the moment before it.
