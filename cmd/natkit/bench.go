@@ -25,7 +25,7 @@ func newBenchCommand(e *env) *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchHTTPCommand(e), newBenchUDPCommand(e), newBenchProbeCommand(e), newBenchBulkCommand(e), newBenchRulesCommand(e), newBenchCPSCommand(e), newBenchTrimmingCommand(e), newBenchPortsCommand(e), newBenchExpiryCommand(e))
+	cmd.AddCommand(newBenchHTTPCommand(e), newBenchUDPCommand(e), newBenchProbeCommand(e), newBenchBulkCommand(e), newBenchRulesCommand(e), newBenchCPSCommand(e), newBenchTrimmingCommand(e), newBenchPortsCommand(e), newBenchExpiryCommand(e), newBenchSubscribersCommand(e))
 	return cmd
 }
 
@@ -58,8 +58,8 @@ func showMeasured(ctx context.Context, e *env, format string, measure func(bench
 
 // benchFlags are the flags by the fields of package bench's options that they set.
 var benchFlags = map[string]string{
-	"Apart": "apart", "BothWays": "both-ways", "Concurrency": "concurrency", "Cores": "cores", "Counts": "counts", "Directions": "direction",
-	"Duration": "duration", "Flows": "flows", "Force": "force", "Goals": "ndr", "Headers": "header", "Held": "held", "IPerf3": "iperf3",
+	"Apart": "apart", "Block": "block", "BothWays": "both-ways", "Concurrency": "concurrency", "Cores": "cores", "Counts": "counts", "Directions": "direction",
+	"Duration": "duration", "Flows": "flows", "Force": "force", "Goals": "ndr", "Headers": "header", "Held": "held", "Hosts": "hosts", "IPerf3": "iperf3",
 	"Load": "seconds", "PDR": "pdr", "Protocols": "protocol", "RX": "rx", "Rate": "rate", "Rates": "rate", "Requests": "requests",
 	"RouterMAC": "router-mac", "Routers": "router", "Rules": "rules", "Sessions": "sessions", "Sizes": "size", "SocketTimeout": "socket-timeout",
 	"Sources": "source", "Streams": "streams", "TX": "tx", "Targets": "target", "TimeLimit": "time-limit", "TransferFor": "seconds",

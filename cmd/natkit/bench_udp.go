@@ -191,10 +191,12 @@ func (w *wireFlags) open(ref string) (*bench.Wire, error) {
 }
 
 // routerList says which routers there are.
-func routerList() string {
+func routerList() string { return listed(scenario.Routers()) }
+
+func listed(routers []bench.Router) string {
 	var b strings.Builder
 	b.WriteString("Routers:\n")
-	for _, r := range scenario.Routers() {
+	for _, r := range routers {
 		b.WriteString("  " + r.Name() + strings.Repeat(" ", max(16-len(r.Name()), 1)) + r.Describe() + "\n")
 	}
 	return strings.TrimSuffix(b.String(), "\n")

@@ -58,11 +58,14 @@ func newLabUpCommand(e *env) *cobra.Command {
   published  client -- host -- container; the host publishes a port of the
              container as Docker does: DNAT, masquerading, a bridge with
              br_netfilter, a FORWARD chain that drops by default
+  carrier    routed, whose client has the addresses of 1024 subscribers as well,
+             100.64.4.0/22
 
 Remains of labs whose natkit was killed are removed first.`,
 		Example: `  natkit lab up published
   natkit lab up published --client local --rules iptables --server nginx
   natkit lab up routed --name two --clients 4 --client-addr 10.1.0.10/16 --near-addr 10.1.0.1
+  natkit lab up carrier --rules none
   natkit lab up routed --dry-run`,
 		Args:      asUsage(cobra.ExactArgs(1)),
 		ValidArgs: lab.Topologies(),

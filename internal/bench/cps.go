@@ -30,6 +30,7 @@ type CPSOptions struct {
 	Sessions  int           // of a trial
 	Held      int           // in the table before each trial with new ones
 	Rules     []int         // of each router, that match nothing before the one that matches; nil: none
+	Block     int           // ports of a block, of routers that have blocks
 	Duration  time.Duration // of a trial with established sessions
 	Trials    int           // of each set of conditions
 	Goals     []SearchGoal
@@ -166,7 +167,7 @@ func (r *cpsRun) measureAll(ctx context.Context) error {
 func (r *cpsRun) addDUT(ctx context.Context, router Router, rules int) error {
 	r.Progress("%s: making the router", router.Name())
 	use := RouterUse{Name: router.Name(), Describe: router.Describe()}
-	l, err := newDUT(ctx, router, RouterOptions{Rules: rules, Sessions: r.Sessions + r.Held}, r.Sessions+r.Held, false)
+	l, err := newDUT(ctx, router, RouterOptions{Rules: rules, Sessions: r.Sessions + r.Held, Block: r.Block}, r.Sessions+r.Held, false)
 	if err == nil && r.searches() {
 		if err = l.tester.giveRouterAThread(); err != nil {
 			err = errors.Join(err, l.close())

@@ -68,6 +68,7 @@ type frameLoad struct {
 	once       bool  // ends, before its duration, when each flow was sent; not both ways
 	stampEvery int   // one frame in so many is timed; 0: none. Datagrams only
 	cpus       []int // that send, each its share of the flows
+	oneHost    bool  // the datagrams of the first CPU are of one host, the first, with a port for each flow
 
 	salt uint32 // of TCP's cookies; the tester's
 }
@@ -225,6 +226,9 @@ func (g *generator) senders(l frameLoad, interval uint64) (senders [maxCPUs]gene
 		senders[cpu] = generatorSender{
 			Due: l.firstDue(i, interval), First: uint32(own.first), Flows: uint32(own.flows), Stride: stride(uint32(own.flows)),
 			At: g.at[cpu] % uint32(own.flows), // short loads of many flows come to all of them
+		}
+		if l.oneHost && i == 0 {
+			senders[cpu].OneHost = 1
 		}
 		if l.waysApart {
 			senders[cpu].Way = uint32(1 + i%2)

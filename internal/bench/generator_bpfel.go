@@ -79,7 +79,7 @@ type generatorSender struct {
 	InPattern uint32
 	LastNs    uint64
 	Way       uint32
-	Unused    uint32
+	OneHost   uint32
 	FirstNs   uint64
 	DoneNs    uint64
 	Unused2   [6]uint64

@@ -17,7 +17,7 @@ const ResultVersion = 1
 // text, table and picture is made. Its JSON form is stable: keys are added, never
 // changed.
 type Result struct {
-	Kind        string      `json:"kind"`    // udp, cps, bulk, rules, trimming, ports, expiry
+	Kind        string      `json:"kind"`    // udp, cps, bulk, rules, trimming, ports, expiry, subscribers
 	Command     string      `json:"command"` // that made it
 	Started     time.Time   `json:"time"`
 	Seconds     float64     `json:"duration_s"`

@@ -56,6 +56,8 @@ type RouterOptions struct {
 	// Sessions are how many it must have room for: with more than an address has ports
 	// it gets several addresses. 0: as many as a measurement needs that says nothing.
 	Sessions int
+	// Block is how many ports a block has, of a router that gives ports in blocks.
+	Block int
 	// UDPTimeout of a table of the router's own; 0: its default. Connection tracking's
 	// is the testbed's.
 	UDPTimeout time.Duration
@@ -74,6 +76,9 @@ func (o RouterOptions) RefuseSockets(router string) error {
 
 // PortsOfAddress is how many ports of an outside address routers give: those from 1024 on.
 const PortsOfAddress = 65536 - 1024
+
+// HostSessions is how many sessions of a measurement come from one internal host.
+const HostSessions = flowsPerSource
 
 // UnsupportedError says that this machine can't have a router, and why.
 type UnsupportedError struct {

@@ -71,7 +71,7 @@ func NewTestbed(ctx context.Context) (*Testbed, error) {
 			leadTo(testbed.InsideDev, testbed.Sources, testbed.LeftAddr, leftMAC),
 			leadTo(testbed.OutsideDev, testbed.Targets, testbed.RightAddr, rightMAC),
 			receiveByNAPI(testbed.InsideDev), receiveByNAPI(testbed.OutsideDev))
-	}), left.Do(func() error { return own(testbed.Sources) }), right.Do(func() error { return own(testbed.Targets) }))
+	}), left.Do(func() error { return lab.Own(testbed.Sources) }), right.Do(func() error { return lab.Own(testbed.Targets) }))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare testbed: %w", err), l.Down())
 	}
@@ -98,21 +98,6 @@ func hardwareAddr(n *lab.Node, device string) (mac net.HardwareAddr, err error) 
 		return nil
 	})
 	return mac, err
-}
-
-// own makes every address of a network one of the calling thread's namespace, so
-// that sockets can have it.
-func own(network netip.Prefix) error {
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	if err := netlink.RouteReplace(&netlink.Route{
-		LinkIndex: lo.Attrs().Index, Dst: ipNet(network), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
-	}); err != nil {
-		return fmt.Errorf("own %s: %w", network, err)
-	}
-	return nil
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

@@ -159,7 +159,7 @@ func (l *dut) warm(ctx context.Context, load frameLoad) error {
 		}
 		missing := max(0, load.flows-int(t.sent.frames))
 		if load.bothWays {
-			if missing, err = l.tester.unknownFlows(load.flows); err != nil {
+			if missing, err = l.tester.unknownFlows(0, load.flows); err != nil {
 				return err
 			}
 		}
@@ -223,10 +223,10 @@ func (l *dut) forwardsNothing(t *trial) error {
 	return fmt.Errorf("router %s forwards nothing: of %d frames none came through (%s)", l.name, t.sent.frames, placesOf(t.lost))
 }
 
-// unknownFlows counts flows of which the right sink has seen no frame.
-func (s *tester) unknownFlows(flows int) (unknown int, err error) {
+// unknownFlows counts flows, from a first one on, of which the right sink has seen no frame.
+func (s *tester) unknownFlows(first, flows int) (unknown int, err error) {
 	var t generatorTranslation
-	for flow := range uint32(flows) {
+	for flow := uint32(first); flow < uint32(first+flows); flow++ {
 		if err := s.translations.Lookup(flow, &t); err != nil {
 			return 0, fmt.Errorf("read translation of flow %d: %w", flow, err)
 		}
@@ -235,6 +235,16 @@ func (s *tester) unknownFlows(flows int) (unknown int, err error) {
 		}
 	}
 	return unknown, nil
+}
+
+// forgetFlows makes all flows unknown.
+func (s *tester) forgetFlows() error {
+	for flow := range s.translations.MaxEntries() {
+		if err := s.translations.Put(flow, generatorTranslation{}); err != nil {
+			return fmt.Errorf("forget translation of flow %d: %w", flow, err)
+		}
+	}
+	return nil
 }
 
 // run warms the router up and runs one trial, in which it must forward something. A

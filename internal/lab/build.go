@@ -6,12 +6,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"natkit/internal/kernel/journal"
 	"natkit/internal/kernel/netns"
@@ -58,6 +61,11 @@ func (l *Lab) build(ctx context.Context, j *journal.Journal) error {
 	}
 	for _, r := range p.routes {
 		if err := step("route "+r.role, func() error { return l.addRoute(r) }); err != nil {
+			return err
+		}
+	}
+	for _, o := range p.owned {
+		if err := step("addresses of "+o.role, func() error { return l.mustNode(o.role).Do(func() error { return Own(o.network) }) }); err != nil {
 			return err
 		}
 	}
@@ -157,6 +165,22 @@ func (l *Lab) addRoute(r routePlan) error {
 	return l.mustNode(r.role).Do(func() error {
 		return netlink.RouteAdd(&netlink.Route{Gw: r.via.AsSlice()})
 	})
+}
+
+// Own makes every address of a network one of the calling thread's namespace, by one route:
+// sockets can have it, and neighbours get an answer.
+func Own(network netip.Prefix) error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := netlink.RouteReplace(&netlink.Route{
+		LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: network.Addr().AsSlice(), Mask: net.CIDRMask(network.Bits(), 32)},
+		Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+	}); err != nil {
+		return fmt.Errorf("own %s: %w", network, err)
+	}
+	return nil
 }
 
 // addRules puts the NAT rules in.

@@ -183,6 +183,32 @@ func TestLocalClient(t *testing.T) {
 	}
 }
 
+// Each subscriber of the carrier is reached at its own address, and sends from it.
+func TestCarrier(t *testing.T) {
+	l := up(t, "carrier", lab.Options{Rules: lab.RulesNone})
+	gateway, client := l.NATNode(), l.Node(lab.RoleClient)
+	subscribers := l.Subscribers()
+	if subscribers.String() != "100.64.4.0/22" {
+		t.Fatalf("subscribers are %s", subscribers)
+	}
+	for _, host := range []netip.Addr{subscribers.Addr(), netip.MustParseAddr("100.64.7.255"), client.Addr} {
+		ping(t, gateway, host)
+		dialer := net.Dialer{LocalAddr: &net.UDPAddr{IP: host.AsSlice()}}
+		if err := client.Do(func() error {
+			c, err := dialer.Dial("udp4", netip.AddrPortFrom(gateway.Addr, 9).String())
+			if err == nil {
+				err = c.Close()
+			}
+			return err
+		}); err != nil {
+			t.Errorf("%s: %v", host, err)
+		}
+	}
+	if l := up(t, "routed", lab.Options{}); l.Subscribers().IsValid() {
+		t.Errorf("routed has subscribers %s", l.Subscribers())
+	}
+}
+
 // Several clients on a switch have addresses of their own and reach the server.
 func TestClients(t *testing.T) {
 	l := up(t, "published", lab.Options{Clients: 3, Addresses: lab.Addresses{Client: netip.MustParsePrefix("192.168.0.95/24")}})

@@ -21,6 +21,7 @@ type plan struct {
 	bridges []bridgePlan
 	links   []linkPlan
 	routes  []routePlan
+	owned   []ownedPlan
 	rules   rules
 
 	natRole    string
@@ -66,6 +67,12 @@ type routePlan struct {
 	via  netip.Addr
 }
 
+// ownedPlan is a network all of whose addresses are the node's.
+type ownedPlan struct {
+	role    string
+	network netip.Prefix
+}
+
 // listenPlan is where the background web server of Options.Server listens.
 type listenPlan struct {
 	role string
@@ -82,6 +89,7 @@ type rules struct {
 var topologies = map[string]func(Options) (plan, error){
 	"routed":    planRouted,
 	"published": planPublished,
+	"carrier":   planCarrier,
 }
 
 // Topologies returns the names Up takes, sorted.
@@ -175,6 +183,9 @@ func (p plan) steps(name string) []string {
 	}
 	for _, r := range p.routes {
 		add("default route of %s via %s", r.role, r.via)
+	}
+	for _, o := range p.owned {
+		add("addresses of %s: all of %s", o.role, o.network)
 	}
 	if p.options.Rules != RulesNone {
 		add("NAT rules in %s, by %s", p.natRole, p.options.Rules)

@@ -21,6 +21,7 @@ func TestPlanGolden(t *testing.T) {
 		"routed":            {"routed", lab.Options{}},
 		"routed-none":       {"routed", lab.Options{Rules: lab.RulesNone}},
 		"routed-clients":    {"routed", lab.Options{Clients: 3, Addresses: lab.Addresses{Client: netip.MustParsePrefix("10.0.0.1/29"), Near: netip.MustParseAddr("10.0.0.2")}}},
+		"carrier":           {"carrier", lab.Options{}},
 		"published":         {"published", lab.Options{Server: lab.ServerBuiltin}},
 		"published-clients": {"published", lab.Options{Clients: 2, Rules: lab.RulesIPTables, Addresses: lab.Addresses{Port: 81}}},
 		"published-local":   {"published", lab.Options{LocalClient: true}},
@@ -48,7 +49,7 @@ func TestOptionsRefused(t *testing.T) {
 		options        lab.Options
 		want           []string
 	}{
-		{"topology", "ring", lab.Options{}, []string{`topology "ring"`, "published or routed"}},
+		{"topology", "ring", lab.Options{}, []string{`topology "ring"`, "carrier, published or routed"}},
 		{"name", "routed", lab.Options{Name: "../x"}, []string{`name "../x"`}},
 		{"long name", "routed", lab.Options{Name: strings.Repeat("x", 65)}, []string{"at most 64"}},
 		{"rules", "routed", lab.Options{Rules: "pf"}, []string{`rules "pf"`, "iptables-legacy"}},
@@ -70,6 +71,9 @@ func TestOptionsRefused(t *testing.T) {
 		{"loopback", "routed", lab.Options{Addresses: lab.Addresses{Far: prefix("127.0.1.1/24"), Server: addr("127.0.1.2")}}, []string{"far address 127.0.1.1"}},
 		{"no room", "routed", lab.Options{Addresses: lab.Addresses{Client: prefix("10.0.0.1/31"), Near: addr("10.0.0.0")}}, []string{"/30"}},
 		{"no room for clients", "routed", lab.Options{Clients: 2, Addresses: lab.Addresses{Client: prefix("10.0.0.1/30"), Near: addr("10.0.0.2")}}, []string{"2 clients", "10.0.0.0/30"}},
+		{"several carriers", "carrier", lab.Options{Clients: 2}, []string{"one namespace"}},
+		{"no room for subscribers", "carrier", lab.Options{Addresses: lab.Addresses{Client: prefix("100.64.0.2/22")}}, []string{"100.64.0.0/22", "/21"}},
+		{"near among subscribers", "carrier", lab.Options{Addresses: lab.Addresses{Near: addr("100.64.5.1")}}, []string{"100.64.5.1", "100.64.4.0/22"}},
 		{"all at once", "routed", lab.Options{Name: "a b", Rules: "x", Addresses: lab.Addresses{Near: addr("1.2.3.4")}}, []string{`"a b"`, `"x"`, "1.2.3.4"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

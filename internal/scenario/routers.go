@@ -77,9 +77,18 @@ var statelessOutside = netip.MustParsePrefix("100.64.0.0/16")
 
 // FindRouters returns the routers of these names, in that order.
 func FindRouters(names []string) ([]bench.Router, error) {
+	return findRouters(Routers(), names)
+}
+
+// FindSubscriberRouters is FindRouters of SubscriberRouters.
+func FindSubscriberRouters(names []string) ([]bench.Router, error) {
+	return findRouters(SubscriberRouters(), names)
+}
+
+func findRouters(of []bench.Router, names []string) ([]bench.Router, error) {
 	byName := map[string]bench.Router{}
 	var known []string
-	for _, r := range Routers() {
+	for _, r := range of {
 		byName[r.Name()] = r
 		known = append(known, r.Name())
 	}

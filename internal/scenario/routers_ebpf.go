@@ -21,6 +21,7 @@ import (
 type engineRouter struct {
 	name, describe string
 	attach         control.Attach
+	rules          func(*bench.Testbed, bench.RouterOptions) *rulefile.File // nil: engineRules
 	tables         map[*bench.Testbed]*engineTable
 }
 
@@ -34,7 +35,11 @@ func (r *engineRouter) Install(_ context.Context, b *bench.Testbed, o bench.Rout
 			return nil, err
 		}
 	}
-	plan, err := control.MakePlan(engineRules(b, o), "", control.Options{Namespace: b.Router, Attach: r.attach})
+	rules := r.rules
+	if rules == nil {
+		rules = engineRules
+	}
+	plan, err := control.MakePlan(rules(b, o), "", control.Options{Namespace: b.Router, Attach: r.attach})
 	if err != nil {
 		return nil, fmt.Errorf("router %s: %w", r.name, err)
 	}
@@ -90,6 +95,9 @@ func (t *engineTable) Empty(context.Context) error {
 	return t.begin()
 }
 
+// enginePorts are as many as the kernel's NAT has.
+var enginePorts = rulefile.PortRange{First: 1024, Last: 65535}
+
 // engineSessions is what the engine of a measurement has room for, at least.
 const engineSessions = 1 << 20
 
@@ -103,15 +111,14 @@ func engineRules(b *bench.Testbed, o bench.RouterOptions) *rulefile.File {
 	if o.UDPTimeout > 0 {
 		file.Defaults.Timeouts[rulefile.TimeoutUDP] = o.UDPTimeout
 	}
-	ports := rulefile.PortRange{First: 1024, Last: 65535} // as many as the kernel's NAT has
-	rule := rulefile.Rule{Action: rulefile.Masquerade{Source: b.Sources, Ports: ports}}
+	rule := rulefile.Rule{Action: rulefile.Masquerade{Source: b.Sources, Ports: enginePorts}}
 	if pool := outsidePool(o.Sessions); pool.IsValid() {
-		file.Pools = []rulefile.Pool{{Name: "bench", Addresses: []rulefile.AddressRange{rulefile.RangeOf(pool)}, Ports: ports}}
+		file.Pools = []rulefile.Pool{{Name: "bench", Addresses: []rulefile.AddressRange{rulefile.RangeOf(pool)}, Ports: enginePorts}}
 		rule.Action = rulefile.SNAT{Source: b.Sources, Pool: "bench"}
 	}
 	file.Rules = append(file.Rules, rule)
 	for _, host := range silentHosts(o.Rules) {
-		file.Rules = append(file.Rules, rulefile.Rule{Action: rulefile.SNAT{Source: netip.PrefixFrom(host, 32), Address: b.OutsideAddr, Ports: ports}})
+		file.Rules = append(file.Rules, rulefile.Rule{Action: rulefile.SNAT{Source: netip.PrefixFrom(host, 32), Address: b.OutsideAddr, Ports: enginePorts}})
 	}
 	return file
 }

@@ -81,7 +81,7 @@ var Kinds = []Kind{
 	{"accel-status", 1, AccelStatus{}, "accel status", "accel status -o json | jq .share"},
 	{KindBenchHTTP, bench.ResultVersion, bench.HTTPResult{}, "bench http", "bench http -o json http://192.0.2.1:8080/ | jq .requests_per_second"},
 	{"bench-probe", 1, bench.ProbeResult{}, "bench probe", "bench probe -o json | jq '.abilities[] | select(.ok | not)'"},
-	{KindBench, bench.ResultVersion, bench.Result{}, "bench udp, bench bulk, bench rules, bench cps, bench trimming, bench ports, bench expiry", "bench cps -o json | jq '.figures[].median'"},
+	{KindBench, bench.ResultVersion, bench.Result{}, "bench udp, bench bulk, bench rules, bench cps, bench trimming, bench ports, bench expiry, bench subscribers", "bench cps -o json | jq '.figures[].median'"},
 	{"saved", 1, SavedResults{}, "report", "report -o json udp.json | jq '.results[].file'"},
 	{"comparison", 1, Comparison{}, "report", "report --compare -o json before.json after.json | jq '.figures[] | select(.worse)'"},
 	{KindDemo, bench.ResultVersion, scenario.DemoResult{}, "demo", "demo -o json | jq '.steps[].name'"},

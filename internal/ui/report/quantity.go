@@ -127,6 +127,12 @@ var metricTitles = map[string]string{
 	"forwarded_share":                   "Forwarded of these",
 	"latency_p9999_ns":                  "Latency, 99.99th percentile",
 	"expired_sessions":                  "Sessions that expired during the trial",
+	"new_sessions_ratio":                "New sessions, compared round by round with the first router",
+	"packets_ratio":                     "Packets of open sessions, compared round by round with the first router",
+	"hosts_served_share":                "Hosts that got a session for each that they opened",
+	"hosts_without_share":               "Hosts that got no session",
+	"hosts_pps":                         "Packets of the hosts, forwarded or refused",
+	"flood_sessions":                    "Sessions of the host that floods",
 }
 
 // measure is how a metric is presented.

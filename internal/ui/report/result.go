@@ -24,13 +24,14 @@ func Result(w io.Writer, r *bench.Result) error {
 
 // kindTitles says what a kind of result measures.
 var kindTitles = map[string]string{
-	"udp":      "UDP through a NAT router",
-	"cps":      "New connections through a NAT router",
-	"bulk":     "TCP bulk transfer through a NAT router",
-	"rules":    "Cost of the number of rules",
-	"ports":    "Exhaustion of a NAT router's external ports",
-	"expiry":   "Packet delay while sessions expire",
-	"trimming": "NAT with netfilter whole, trimmed and absent",
+	"udp":         "UDP through a NAT router",
+	"cps":         "New connections through a NAT router",
+	"bulk":        "TCP bulk transfer through a NAT router",
+	"rules":       "Cost of the number of rules",
+	"ports":       "Exhaustion of a NAT router's external ports",
+	"expiry":      "Packet delay while sessions expire",
+	"subscribers": "Port blocks and limits of subscribers: cost and fairness",
+	"trimming":    "NAT with netfilter whole, trimmed and absent",
 }
 
 // Row writes one figure in a line: as it is done, before there is a table.
