@@ -117,7 +117,7 @@ func TestFewWords(t *testing.T) {
 		{"sessions --state tcp-established", "tcp_established"}, {"sessions --protocol tpc", "tcp"}, {"events --kind refsed", "refused"},
 		{"up -f " + rules + " --engine bpf", "ebpf"}, {"up -f " + rules + " --attach xpd", "xdp"}, {"serve -f " + rules + " --engine ebfp", "ebpf"},
 		{"accel on lo --attach xpd", "xdp"}, {"bench udp --router nfft", "nft"}, {"bench trimming --router stateles", "stateless"}, {"bench rules --router nftmap", "nft-map"},
-		{"bench cps --protocol tpc", "tcp"}, {"bench ports --router ebfp", "ebpf"}, {"bench expiry --router ebfp", "ebpf"}, {"bench bulk --direction bth", "both"},
+		{"bench cps --protocol tpc", "tcp"}, {"bench ports --router ebfp", "ebpf"}, {"bench expiry --router ebfp", "ebpf"}, {"bench subscribers --router ebpf-block", "ebpf-blocks"}, {"bench bulk --direction bth", "both"},
 		{"lab up publishd", "published"}, {"lab up published --client lcal", "local"}, {"lab up published --rules iptable", "iptables"}, {"lab up published --server ngnix", "nginx"},
 		{"lab run mtu-dorp", "mtu-drop"}, {"tune plan --confirm conntrack-acounting", "conntrack-accounting"}, {"report -o htm x.json", "html"}, {"kconfig -o fragmnt", "fragment"},
 		{"drops --cause conntrack-tablefull", "conntrack-table-full"}, {"doctor -o jsno", "json"}, {"profile -o foldd", "folded"}, {"doctr", "doctor"}, {"conntrack lst", "list"}, {"help doctr", "doctor"}, {"help lab rnu", "run"}, {"completion bsh", "bash"}, {"doctor --reduct", "redact"},

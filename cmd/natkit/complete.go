@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"natkit/internal/bench"
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
@@ -29,7 +30,7 @@ func these(list ...string) words { return func() []string { return list } }
 var flagWords = map[string]words{
 	"netns": namespaceNames, "server-netns": namespaceNames, "rx-netns": namespaceNames,
 	"tx": interfaceNames, "rx": interfaceNames, "inside": interfaceNames, "outside": interfaceNames,
-	"router": routerNames, "confirm": causeCodes, "cause": dropCauses,
+	"router": routerNames, "natkit bench subscribers router": subscriberRouterNames, "confirm": causeCodes, "cause": dropCauses,
 	"engine": these(control.Engines()...),
 	"attach": these(string(control.AttachAuto), string(control.AttachXDP), string(control.AttachTC)),
 	"by":     these(countsBy...), "direction": these("up", "down", "both"), "size": these("64", "128", "256", "512", "1024", "1518", "imix"),
@@ -119,8 +120,12 @@ func interfaceNames() (names []string) {
 	return names
 }
 
-func routerNames() (names []string) {
-	for _, r := range scenario.Routers() {
+func routerNames() []string { return namesOf(scenario.Routers()) }
+
+func subscriberRouterNames() []string { return namesOf(scenario.SubscriberRouters()) }
+
+func namesOf(routers []bench.Router) (names []string) {
+	for _, r := range routers {
 		names = append(names, r.Name())
 	}
 	return names

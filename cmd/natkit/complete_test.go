@@ -43,6 +43,7 @@ func TestCompletion(t *testing.T) {
 		"accel on l":                           "lo",
 		"accel on eth0 l":                      "lo",
 		"bench udp --router ebpf-":             "ebpf-tc",
+		"bench subscribers --router ebpf-b":    "ebpf-blocks",
 		"bench udp --router none,ebpf-":        "none,ebpf-tc",
 		"drops --cause conn":                   "conntrack-table-full",
 		"tune plan --confirm conntrack-acc":    "conntrack-accounting",

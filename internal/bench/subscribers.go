@@ -32,7 +32,7 @@ const (
 	MetricPacketsRatio     = "packets_ratio"
 	MetricHostsServed      = "hosts_served_share"
 	MetricHostsWithout     = "hosts_without_share"
-	MetricFloodSessions    = "flood_sessions"
+	MetricFloodSessions    = "flood_sessions_total"
 	MetricHostsPackets     = "hosts_pps" // forwarded or refused
 )
 

@@ -132,7 +132,7 @@ var metricTitles = map[string]string{
 	"hosts_served_share":                "Hosts that got a session for each that they opened",
 	"hosts_without_share":               "Hosts that got no session",
 	"hosts_pps":                         "Packets of the hosts, forwarded or refused",
-	"flood_sessions":                    "Sessions of the host that floods",
+	"flood_sessions_total":              "Sessions of the host that floods",
 }
 
 // measure is how a metric is presented.

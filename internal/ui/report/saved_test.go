@@ -23,7 +23,7 @@ import (
 )
 
 // savedFiles are results as natkit saves them, one of each kind and more.
-var savedFiles = []string{"saved-udp.json", "saved-udp-later.json", "saved-rules.json", "saved-trimming.json", "saved-cps.json", "saved-paper.json", "saved-demo.json", "http.json"}
+var savedFiles = []string{"saved-udp.json", "saved-udp-later.json", "saved-rules.json", "saved-trimming.json", "saved-cps.json", "saved-subscribers.json", "saved-paper.json", "saved-demo.json", "http.json"}
 
 func loadFile(t testing.TB, name string) *Saved {
 	t.Helper()
@@ -39,7 +39,7 @@ func loadFile(t testing.TB, name string) *Saved {
 }
 
 func TestText(t *testing.T) {
-	for _, name := range []string{"saved-udp.json", "saved-rules.json", "saved-trimming.json", "saved-cps.json", "saved-paper.json", "saved-demo.json"} {
+	for _, name := range []string{"saved-udp.json", "saved-rules.json", "saved-trimming.json", "saved-cps.json", "saved-subscribers.json", "saved-paper.json", "saved-demo.json"} {
 		var b bytes.Buffer
 		if err := Text(&b, []*Saved{loadFile(t, name)}); err != nil {
 			t.Fatal(err)
