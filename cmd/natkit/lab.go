@@ -58,7 +58,7 @@ func newLabUpCommand(e *env) *cobra.Command {
   published  client -- host -- container; the host publishes a port of the
              container as Docker does: DNAT, masquerading, a bridge with
              br_netfilter, a FORWARD chain that drops by default
-  carrier    routed, whose client has the addresses of 1024 subscribers as well,
+  carrier    routed, whose client also has the addresses of 1024 subscribers,
              100.64.4.0/22
 
 Remains of labs whose natkit was killed are removed first.`,

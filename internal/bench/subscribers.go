@@ -86,8 +86,9 @@ func MeasureSubscribers(ctx context.Context, o SubscribersOptions) (*Result, err
 	res.Kind = "subscribers"
 	compareWithFirst(res, "establishment_cps", MetricNewSessionsRatio)
 	compareWithFirst(res, "established_pps", MetricPacketsRatio)
-	res.Notes = append(res.Notes, fmt.Sprintf("Each internal host opens %d sessions. A block has %d ports, so %s.",
-		HostSessions, o.Block, plural.Count((HostSessions+o.Block-1)/o.Block, "block")+" of each host begins in a trial with new sessions"))
+	blocks := (HostSessions + o.Block - 1) / o.Block
+	res.Notes = append(res.Notes, fmt.Sprintf("Each internal host opens %s. With blocks of %s each host takes %s for them.",
+		plural.Count(HostSessions, "session"), plural.Count(o.Block, "port"), plural.Count(blocks, "block")))
 	if err == nil {
 		err = o.fairness(ctx, res)
 	}
@@ -182,8 +183,8 @@ func (o *SubscribersOptions) fairness(ctx context.Context, res *Result) (err err
 		res.add(s.figure(l.name, MetricFloodSessions, p, func(t *fairTrial) float64 { return float64(t.flood) }))
 		res.add(s.figure(l.name, MetricHostsPackets, p, func(t *fairTrial) float64 { return ratio(float64(t.sent.each[1]), t.sent.elapsed.Seconds()) }))
 	}
-	res.Notes = append(res.Notes, fmt.Sprintf("The host that floods wants all %d ports of the one external address, and begins before %s open %d sessions each; it and they have a CPU each.",
-		floodFlows, plural.Count(o.Hosts, "other"), HostSessions))
+	res.Notes = append(res.Notes, fmt.Sprintf("The host that floods wants all %d ports of the one external address, and begins before %s open %s each; it and they have a CPU each.",
+		floodFlows, plural.Count(o.Hosts, "other"), plural.Count(HostSessions, "session")))
 	return err
 }
 
@@ -207,7 +208,7 @@ func (l *dut) runAll(ctx context.Context, load frameLoad) (*trial, error) {
 			return t, nil
 		}
 	}
-	return nil, fmt.Errorf("router %s: the generator sent %d flows in %s of %v: other programs have the CPUs", l.name, sent, plural.Count(maxFairRuns, "run"), load.duration)
+	return nil, fmt.Errorf("router %s: in %[3]s of %[4]v the generator sent only %[2]d of its packets: other programs have the CPUs", l.name, sent, plural.Count(maxFairRuns, "run"), load.duration)
 }
 
 // flood begins with the first CPU's share of the load alone.
