@@ -6,7 +6,9 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -241,8 +243,11 @@ nft add rule ip fw forward tcp dport 81 drop`)
 		go func() {
 			defer close(send)
 			dial(l, "client", netip.AddrPortFrom(a.Server, 81).String(), 300*time.Millisecond)
+			pace := time.NewTicker(100 * time.Millisecond) // more connections than natkit follows on a busy machine show nothing
+			defer pace.Stop()
 			for ctx.Err() == nil && !whole.Load() {
 				dial(l, "client", to, time.Second)
+				<-pace.C
 			}
 		}()
 		watched := make(chan error)
@@ -273,6 +278,85 @@ nft add rule ip fw forward tcp dport 81 drop`)
 		if end.Outcome != trace.Died || end.Rule == nil || end.Rule.Text != "tcp dport 81 drop" || end.Rule.Derived {
 			t.Errorf("round %d: the first packet ended as %+v", round, end)
 		}
+	}
+}
+
+// kubeProxyIPTables and kubeProxyNFT are rules as kube-proxy writes them in its two modes, for a service 10.96.0.10 with the
+// endpoint SERVER and a service 10.96.0.11 with none.
+const kubeProxyIPTables = `*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-SVC-ERIFXISQEP7F7OF4 - [0:0]
+:KUBE-SEP-JK3ZTJIVAXQTXBLL - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
+-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m comment --comment "shop/cart cluster IP" -m tcp --dport 80 -j KUBE-SVC-ERIFXISQEP7F7OF4
+-A KUBE-SVC-ERIFXISQEP7F7OF4 -m comment --comment "shop/cart cluster IP" -j KUBE-MARK-MASQ
+-A KUBE-SVC-ERIFXISQEP7F7OF4 -m comment --comment "shop/cart -> SERVER:80" -m statistic --mode random --probability 1.0 -j KUBE-SEP-JK3ZTJIVAXQTXBLL
+-A KUBE-SEP-JK3ZTJIVAXQTXBLL -p tcp -m comment --comment "shop/cart" -m tcp -j DNAT --to-destination SERVER:80
+COMMIT
+*filter
+:KUBE-SERVICES - [0:0]
+-A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A KUBE-SERVICES -d 10.96.0.11/32 -p tcp -m comment --comment "shop/empty has no endpoints" -m tcp --dport 80 -j REJECT --reject-with icmp-port-unreachable
+COMMIT
+`
+
+const kubeProxyNFT = `table ip kube-proxy {
+	map service-ips { type ipv4_addr . inet_proto . inet_service : verdict ; elements = { 10.96.0.10 . tcp . 80 : goto service-shop/cart } ; }
+	map no-endpoint-services { type ipv4_addr . inet_proto . inet_service : verdict ; elements = { 10.96.0.11 . tcp . 80 : goto reject-chain } ; }
+	chain filter-forward { type filter hook forward priority -110; ct state new jump service-endpoints-check; }
+	chain service-endpoints-check { ip daddr . meta l4proto . th dport vmap @no-endpoint-services; }
+	chain reject-chain { reject; }
+	chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
+	chain nat-postrouting { type nat hook postrouting priority srcnat; jump masquerading; }
+	chain masquerading { mark & 0x4000 == 0 return; mark set mark ^ 0x4000; masquerade fully-random; }
+	chain mark-for-masquerade { mark set mark | 0x4000; }
+	chain services { ip daddr . meta l4proto . th dport vmap @service-ips; }
+	chain service-shop/cart { jump mark-for-masquerade; numgen random mod 1 vmap { 0 : goto endpoint-shop/cart }; }
+	chain endpoint-shop/cart { meta l4proto tcp dnat to SERVER:80; }
+}
+`
+
+// Rules as kube-proxy writes them: the rule of the endpoint translates the service's address, that of postrouting the source,
+// and the rule of a service without endpoints refuses the packet.
+func TestKubeProxy(t *testing.T) {
+	for _, tt := range []struct {
+		name                         string
+		load, rules                  string
+		endpoint, masquerade, refuse string // in the names of the rules
+	}{
+		{"iptables", "iptables-nft-restore --noflush", kubeProxyIPTables, "ip nat KUBE-SEP-JK3ZTJIVAXQTXBLL handle ", "ip nat KUBE-POSTROUTING handle ", "ip filter KUBE-SERVICES handle "},
+		{"legacy", "iptables-legacy-restore --noflush", kubeProxyIPTables, "iptables-legacy nat KUBE-SEP-JK3ZTJIVAXQTXBLL rule 1", "iptables-legacy nat KUBE-POSTROUTING rule 3", "iptables-legacy filter KUBE-SERVICES rule 1"},
+		{"nft", "nft -f", kubeProxyNFT, "ip kube-proxy endpoint-shop/cart handle ", "ip kube-proxy masquerading handle ", "ip kube-proxy reject-chain handle "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := up(t, "routed", lab.RulesNone)
+			a := l.Options().Addresses
+			file := filepath.Join(t.TempDir(), "rules")
+			if err := os.WriteFile(file, []byte(strings.ReplaceAll(tt.rules, "SERVER", a.Server.String())), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			in(t, l, "gateway", "ip route add 10.96.0.0/24 via "+a.Server.String()+"\n"+tt.load+" "+file)
+			packets := traced(t, l, Options{Flow: flowOf(t, "tcp any -> 10.96.0.10:80")}, func() { dial(l, "client", "10.96.0.10:80", time.Second) }, replied)
+			syn := first(t, packets, "SYN", false)
+			for _, want := range []struct{ hook, rule, after string }{{"prerouting", tt.endpoint, "-> " + a.Server.String() + ":80"}, {"postrouting", tt.masquerade, a.Far.Addr().String() + ":"}} {
+				s := step(syn, trace.Translated, want.hook)
+				if s == nil || !strings.Contains(s.After, want.after) || s.Rule == nil || !strings.Contains(s.Rule.String(), want.rule) {
+					t.Errorf("in %s: %+v, want a translation to %s by %s", want.hook, s, want.after, want.rule)
+				}
+			}
+			packets = traced(t, l, Options{Flow: flowOf(t, "tcp any -> 10.96.0.11:80")}, func() { dial(l, "client", "10.96.0.11:80", time.Second) }, dropped)
+			end := first(t, packets, "SYN", false).End
+			if end.Cause != snapshot.CauseRule || end.Rule == nil || !strings.Contains(end.Rule.String(), tt.refuse) {
+				t.Errorf("without endpoints: %+v, want a drop by %s", end, tt.refuse)
+			}
+		})
 	}
 }
 
