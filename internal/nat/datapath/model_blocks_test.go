@@ -48,13 +48,40 @@ func (m *model) blocksOf(pool string) rulefile.Blocks {
 	return rulefile.Blocks{}
 }
 
-// room gives the blocks of a size that an address has left.
+// computedFree gives the first computed block of a subscriber of which nobody has a port.
+func (m *model) computedFree(s modelHost) (free rulefile.ComputedBlock, ok bool) {
+	l := m.layouts[s.pool]
+	if l == nil {
+		return free, false
+	}
+	for _, block := range l.Blocks(s.host) {
+		ports := rulefile.PortRange{First: block.FirstPort, Last: block.LastPort}
+		taken := func(b modelBlock) bool { return b.addr == block.Address && b.ports.Overlaps(ports) }
+		if !l.Pool.Drains(block.Address) && !slices.ContainsFunc(m.blocks, taken) {
+			return block, true
+		}
+	}
+	return free, false
+}
+
+// reserved reports whether some of the ports are for computed blocks alone.
+func (m *model) reserved(addr netip.Addr, ports rulefile.PortRange) bool {
+	for _, l := range m.layouts {
+		if _, of := l.Pool.IndexOf(addr); of && l.Rows > 0 {
+			last := l.FirstPort + l.Rows*l.Each*l.Pool.Blocks.Size - 1
+			return ports.Overlaps(rulefile.PortRange{First: uint16(l.FirstPort), Last: uint16(last)})
+		}
+	}
+	return false
+}
+
+// room gives the blocks of a size that an address has left, beside those that are computed.
 func (m *model) room(addr netip.Addr, size int) (room []rulefile.PortRange) {
 	a := m.addresses[addr]
 	for first := 0; first+size <= 65536; first += size {
 		ports := rulefile.PortRange{First: uint16(first), Last: uint16(first + size - 1)}
 		taken := func(b modelBlock) bool { return b.addr == addr && b.ports.Overlaps(ports) }
-		if a.ports.First <= ports.First && ports.Last <= a.ports.Last && !slices.ContainsFunc(m.blocks, taken) {
+		if a.ports.First <= ports.First && ports.Last <= a.ports.Last && !m.reserved(addr, ports) && !slices.ContainsFunc(m.blocks, taken) {
 			room = append(room, ports)
 		}
 	}
@@ -65,6 +92,9 @@ func (m *model) room(addr netip.Addr, size int) (room []rulefile.PortRange) {
 func (m *model) homeless(s modelHost, home netip.Addr) bool {
 	b := m.blocksOf(s.pool)
 	has := func(have modelBlock) bool { return have.owner == s }
+	if computed, ok := m.computedFree(s); ok && computed.Address == home {
+		return false
+	}
 	return !b.IsZero() && !slices.ContainsFunc(m.blocks, has) && len(m.room(home, b.Size)) == 0
 }
 
@@ -124,6 +154,9 @@ func (m *model) freeOf(s modelHost, class rulefile.Class, addr netip.Addr, wante
 	}
 	if has > b.AtMost {
 		return nil, abiNatReasonNAT_DROP_PORT_LIMIT
+	}
+	if computed, ok := m.computedFree(s); ok && computed.Address == addr {
+		return m.free(class, addr, wanted, rulefile.PortRange{First: computed.FirstPort, Last: computed.LastPort}), translated
 	}
 	var free []uint16
 	for _, ports := range m.room(addr, size) {

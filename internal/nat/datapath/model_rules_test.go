@@ -32,6 +32,7 @@ type model struct {
 	held      map[modelOutside]*modelMapping
 	sessions  map[modelHost]int // of subscribers
 	blocks    []modelBlock      // as they were given
+	layouts   map[string]*rulefile.Layout
 	// lost: the engine has made a choice that no packet showed. Nothing can be said of it
 	// from now on.
 	lost bool
@@ -142,7 +143,12 @@ func newModel(file *rulefile.File, facts Facts, route func(netip.Addr) string) *
 		file: file, facts: facts, route: route,
 		flows: map[modelKey]*modelFlow{}, mappings: map[modelInside]*modelMapping{}, addresses: map[netip.Addr]*modelAddress{},
 		homes: map[modelHost]netip.Addr{}, targets: map[modelHost]netip.Addr{},
-		held: map[modelOutside]*modelMapping{}, sessions: map[modelHost]int{},
+		held: map[modelOutside]*modelMapping{}, sessions: map[modelHost]int{}, layouts: map[string]*rulefile.Layout{},
+	}
+	for i := range file.Pools {
+		if l := file.Layout(&file.Pools[i]); l != nil {
+			m.layouts[file.Pools[i].Name] = l
+		}
 	}
 	for i := range file.Rules {
 		for _, link := range file.Outside {
@@ -853,6 +859,9 @@ func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds
 		}
 		if !settled || m.homeless(subscriber, home) {
 			addrs = m.settle(subscriber, class, all)
+		}
+		if computed, ok := m.computedFree(subscriber); ok && (!settled || m.homeless(subscriber, home)) {
+			addrs = []netip.Addr{computed.Address}
 		}
 	}
 	if whole {

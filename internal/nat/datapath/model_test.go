@@ -234,6 +234,16 @@ func (r *modelRig) file() *rulefile.File {
 		f.Pools[0].Ports = rulefile.PortRange{First: 5056, Last: 5119 + 64*uint16(r.random.IntN(2)*r.random.IntN(4))}
 		f.Pools[0].Blocks = rulefile.Blocks{Size: 64, Extra: 64, AtMost: r.random.IntN(3)}
 	}
+	near, far := prefix("192.168.2.0/24"), prefix("10.2.0.0/16")
+	if b := &f.Pools[0].Blocks; !b.IsZero() && r.random.IntN(2) == 0 {
+		// Eight subscribers, four on each address, and up to three blocks beside theirs.
+		b.Deterministic, near, far = rulefile.Deterministic(1+r.random.IntN(2)), prefix("192.168.2.0/30"), prefix("10.2.0.0/30")
+		computed := 4
+		if b.Deterministic == rulefile.DeterministicAll {
+			computed *= 1 + b.AtMost
+		}
+		f.Pools[0].Ports.Last = f.Pools[0].Ports.First + 64*uint16(computed+r.random.IntN(4)) - 1
+	}
 	if r.tight || r.random.IntN(4) == 0 {
 		share := func() rulefile.Share {
 			return rulefile.Share{Sessions: r.random.IntN(2) * (1 + r.random.IntN(16)), Ports: r.random.IntN(2) * (1 + r.random.IntN(8))}
@@ -248,8 +258,8 @@ func (r *modelRig) file() *rulefile.File {
 	point := func(p uint16) rulefile.PortRange { return rulefile.PortRange{First: p, Last: p} }
 	rules := []rulefile.Rule{
 		{Action: rulefile.Masquerade{Source: pick(r.random, everybody, prefix("192.168.0.0/16")), Ports: rulefile.PortRange{First: 2000, Last: 9000}}},
-		{Action: rulefile.SNAT{Source: prefix("192.168.2.0/24"), Pool: "two"}},
-		{Action: rulefile.SNAT{Source: prefix("10.2.0.0/16"), Pool: "two"}, In: second, Out: "out"},
+		{Action: rulefile.SNAT{Source: near, Pool: "two"}},
+		{Action: rulefile.SNAT{Source: far, Pool: "two"}, In: second, Out: "out"},
 		{Action: rulefile.SNAT{Source: prefix("192.168.3.0/24"), Address: addr("203.0.113.20"), Ports: ports()}, Out: "out"},
 		{Action: rulefile.SNAT{Source: prefix("192.168.5.0/24"), Pool: "whole"}},
 		{Action: rulefile.Map{Inside: prefix("192.168.4.0/24"), Outside: prefix("198.18.4.0/24"), Stateless: r.random.IntN(2) == 0}},
