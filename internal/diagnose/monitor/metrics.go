@@ -63,7 +63,7 @@ var (
 	descPoolUsed  = exposition.Metric("engine_pool_used_ratio", "Share of a pool of external addresses that is taken: of its port blocks, or of the ports of the protocol with fewest left.", "pool", "namespace")
 	descPoolSubs  = exposition.Metric("engine_pool_subscribers", "Subscribers of a pool.", "pool", "namespace")
 	descPoolPorts = exposition.Metric("engine_pool_ports_free", "Free ports of a pool, of the protocol with fewest left.", "pool", "namespace")
-	descPoolBlock = exposition.Metric("engine_pool_blocks", "Port blocks of a pool: used by subscribers, and free ones of the first block's size.", "pool", "namespace", "state")
+	descPoolBlock = exposition.Metric("engine_pool_blocks", "Port blocks of a pool, without computed ones: used by subscribers, and free ones of the first block's size.", "pool", "namespace", "state")
 	descRefused   = exposition.Metric("engine_refused_per_second", "Packets of subscribers that would have opened a session and were refused in the last examination, by reason.", "reason")
 	descTopSubs   = exposition.Metric("engine_subscriber_refused_per_second", "Packets refused in the last examination, of the subscribers that were refused most.", "subscriber", "namespace")
 	descIntervals = exposition.Metric("monitor_intervals_total", "Intervals that are over.")

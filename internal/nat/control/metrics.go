@@ -118,7 +118,7 @@ var (
 	descSubsLimit     = exposition.Metric("subscribers_limit", "Maximum number of subscribers: limits.sources.")
 	descPoolAddresses = exposition.Metric("pool_addresses", "External addresses of a pool; draining: no rule uses them any more.", "pool", "state")
 	descPoolUsed      = exposition.Metric("pool_used_ratio", "Share of a pool that is taken: of its port blocks, or of the ports of the protocol with fewest left.", "pool")
-	descPoolBlocks    = exposition.Metric("pool_blocks", "Port blocks of a pool: used by subscribers, and free ones of the first block's size.", "pool", "state")
+	descPoolBlocks    = exposition.Metric("pool_blocks", "Port blocks of a pool, without computed ones: used by subscribers, and free ones of the first block's size.", "pool", "state")
 	descPoolRefused   = exposition.Metric("pool_refused_packets", "Packets that the present subscribers of a pool were refused for since they came, by reason; a subscriber that ends takes its part along.", "pool", "reason")
 	descPackets       = exposition.Metric("packets_total", "Packets by outcome: passed to the stack, translated, or dropped, and the reason.", "verdict", "reason")
 	descBytes         = exposition.Metric("bytes_total", "Bytes of IPv4 translated, by direction.", "direction")

@@ -357,7 +357,7 @@ type PoolStatus struct {
 	Refused     map[string]uint64 `json:"refused_by_reason,omitzero"` // packets of those that are there now
 }
 
-// PoolBlocks are the port blocks of a pool.
+// PoolBlocks are the port blocks of a pool, without computed ones: datapath.BlockUse.
 type PoolBlocks struct {
 	Size   int `json:"block_size"` // ports of the first one of a subscriber, and of extra ones
 	Extra  int `json:"extra_size"`

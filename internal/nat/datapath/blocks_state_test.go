@@ -346,6 +346,20 @@ func TestComputedBlocks(t *testing.T) {
 				t.Fatalf("step %d: %v is at %v, want address %v", n, src, saw.ends.src, home)
 			}
 		}
+		// What is kept for computed blocks is neither free nor in use: BlockUse is about the rest.
+		layout := step.file.Layout(&step.file.Pools[0])
+		var use BlockUse
+		for i := range addresses {
+			one, err := r.engine.BlockUse(&addresses[i])
+			if err != nil {
+				t.Fatal(err)
+			}
+			use.Used, use.Free = use.Used+one.Used, use.Free+one.Free
+		}
+		extra := []int{40, 0}[n] * step.file.Pools[0].Blocks.Extra / granulePorts
+		if want := 3*(1008-layout.Rows*layout.Each) - extra; use.Free != want || use.Used != []int{40, 0}[n] {
+			t.Errorf("step %d: %+v, want %d free", n, use, want)
+		}
 		for _, next := range []*rulefile.File{file(rulefile.Blocks{Size: 128, Extra: 64, AtMost: 3, Deterministic: rulefile.DeterministicFirst}, 4), file(rulefile.Blocks{Size: 64, Extra: 64}, 4)} {
 			addresses = r.applied(t, next, addresses)
 			for src, end := range kept {

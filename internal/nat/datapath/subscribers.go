@@ -189,10 +189,11 @@ func heldDown(slot *abiNatSlot) bool {
 	return false
 }
 
-// BlockUse is how many port blocks an address has.
+// BlockUse is how many port blocks an address has. Computed blocks are not among them: each is kept
+// for its subscriber, so none of them is free for another, and one in use takes nothing from others.
 type BlockUse struct {
 	Used int // that subscribers have, of all sizes
-	Free int // that new subscribers could get, of the first block's size
+	Free int // that any subscriber could get, of the first block's size
 }
 
 // BlockUse reads how many of an address's port blocks are in use. An address that gives ports one
@@ -204,10 +205,13 @@ func (e *Engine) BlockUse(a *ExternalAddress) (use BlockUse, err error) {
 	order := blockOrder(a.Blocks.Size)
 	_, err = e.blocksOf(uint32(a.Index), func(b *abiNatBlocks) {
 		for word := range b.Free {
-			use.Free += bits.OnesCount64(blockStarts(atomic.LoadUint64(&b.Free[word]), order))
+			left := atomic.LoadUint64(&b.Free[word]) &^ atomic.LoadUint64(&b.Kept[word])
+			use.Free += bits.OnesCount64(blockStarts(left, order))
 		}
 		for g := range b.Granules {
-			use.Used += int(b.Granules[g].Used & 1)
+			if granule := &b.Granules[g]; granule.Computed == 0 {
+				use.Used += int(granule.Used & 1)
+			}
 		}
 	})
 	return use, err
