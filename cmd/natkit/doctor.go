@@ -18,6 +18,7 @@ import (
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/control"
+	"natkit/internal/natlog/collect"
 	"natkit/internal/snapshot"
 	"natkit/internal/ui/report"
 )
@@ -288,7 +289,7 @@ func (o *doctorOptions) everywhere(ctx context.Context, e *env, out string) erro
 		}
 	}
 	line, begun := newProgressLine(e), time.Now()
-	all, err := probe.TakeAll(ctx, probe.Options{Window: o.window, Dump: !o.noDump, Engine: control.ReadFacts, Progress: doctorProgress(line)}, found, n.add)
+	all, err := probe.TakeAll(ctx, probe.Options{Window: o.window, Dump: !o.noDump, Engine: control.ReadFacts, Log: collect.FactsFrom(logFolder("")), Progress: doctorProgress(line)}, found, n.add)
 	line.clear()
 	if err != nil {
 		return err
@@ -454,7 +455,7 @@ func (o *doctorOptions) facts(ctx context.Context, e *env) (*snapshot.Snapshot, 
 	}
 	line := newProgressLine(e)
 	s, err := probe.Take(ctx, probe.Options{
-		Netns: ns, Window: o.window, Dump: !o.noDump, Engine: control.ReadFacts,
+		Netns: ns, Window: o.window, Dump: !o.noDump, Engine: control.ReadFacts, Log: collect.FactsFrom(logFolder("")),
 		Progress: doctorProgress(line),
 	})
 	line.clear()

@@ -22,6 +22,7 @@ import (
 	"natkit/internal/bench"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/lab"
+	"natkit/internal/natlog/store"
 	"natkit/internal/testutil/ktest"
 	"natkit/internal/ui/report"
 )
@@ -253,6 +254,7 @@ func (r *jsonRuns) fromGateway(name string) {
 	r.run("explain", "-o", "json", "--netns", name, "-f", rules, "10.0.0.9:1 -> 10.0.1.9:80 in in")
 	kept := filepath.Join(r.dir, "log")
 	r.until("natkit/log-line/", "log --dir "+kept+" --netns "+name, nil)
+	r.saved(filepath.Join(kept, store.StateFile))
 	r.line("who 198.51.100.1:5000 tcp --at 1h --dir " + kept)
 	r.until("natkit/serve-event/", "serve --down -f "+rules+" --netns "+name, nil)
 }

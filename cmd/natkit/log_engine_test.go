@@ -347,6 +347,13 @@ func TestLogGapOfEngine(t *testing.T) {
 	time.Sleep(1500 * time.Millisecond)
 	end(unix.SIGTERM)
 	w.check(dir, true, true)
+
+	// The doctor names the gap.
+	t.Setenv("NATKIT_STATE_DIR", filepath.Dir(dir))
+	code, stdout, stderr := observed(t.Context(), "doctor --for 100ms --netns "+w.gateway)
+	if code != exitFindings || !strings.Contains(stdout, "the translation log has a gap of") || !strings.Contains(strings.Join(strings.Fields(stdout), " "), "the engine's log was full") {
+		t.Errorf("doctor: exit %d: %s%s", code, stdout, stderr)
+	}
 }
 
 // A second one can neither read the engine's log nor write the folder.

@@ -22,6 +22,7 @@ import (
 	"natkit/internal/diagnose/monitor"
 	"natkit/internal/diagnose/tune"
 	"natkit/internal/nat/control"
+	"natkit/internal/natlog/collect"
 	"natkit/internal/ui/report"
 	"natkit/internal/words/choice"
 )
@@ -114,7 +115,7 @@ It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 		if err != nil {
 			return err
 		}
-		o := monitor.Options{Interval: interval, Engine: control.ReadFacts, Tune: monitor.Tuning(tuning), TunePlace: tunePlace(), HistoryDir: historyFolder(dir), Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
+		o := monitor.Options{Interval: interval, Engine: control.ReadFacts, Log: collect.FactsFrom(logFolder("")), Tune: monitor.Tuning(tuning), TunePlace: tunePlace(), HistoryDir: historyFolder(dir), Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
 		if o.Kubernetes, err = cluster.reporter(cmd); err != nil {
 			return err
 		}

@@ -50,7 +50,8 @@ type Snapshot struct {
 	KernelLog    *KernelLog        `json:"kernel_log,omitzero"`
 	Owners       []Owner           `json:"owners,omitzero"`
 	EventSockets []EventSocket     `json:"event_sockets,omitzero"`
-	Engine       *Engine           `json:"natkit_engine,omitempty"` // nil where natkit has nothing up
+	Engine       *Engine           `json:"natkit_engine,omitempty"`   // nil where natkit has nothing up
+	Log          *Log              `json:"translation_log,omitempty"` // nil where none is kept
 	Series       *Series           `json:"series,omitzero"`
 }
 
@@ -133,6 +134,7 @@ const (
 	CanHooks           = "hooks"
 	CanOwners          = "owners" // who else sets a setting
 	CanEngine          = "engine" // natkit's own
+	CanLog             = "translation-log"
 )
 
 // Can says whether the named capability was there when the snapshot was taken.

@@ -94,6 +94,8 @@ var catalogue = []Cause{
 	portBlockTooSmall,
 	engineSourceLimit,
 	accelSlowPath,
+	logGap,
+	sinkBehind,
 	conntrackTableNearlyFull,
 	timeWaitHeavy,
 	conntrackHashTooSmall,

@@ -137,5 +137,7 @@ var sourcesOf = map[string]groups{
 	"engine-source-limit":          each(snapshot.CanEngine),
 	"engine-drift":                 each(snapshot.CanEngine),
 	"accel-slow-path":              each(snapshot.CanEngine),
+	"log-gap":                      each(snapshot.CanLog),
+	"sink-behind":                  each(snapshot.CanLog),
 	"other-drops":                  each(snapshot.CanDrops, snapshot.CanInterfaces),
 }

@@ -54,6 +54,7 @@ var blind = map[string]func(s *snapshot.Snapshot){
 	snapshot.CanDrops:          func(s *snapshot.Snapshot) { s.Drops = nil },
 	snapshot.CanHooks:          func(s *snapshot.Snapshot) { s.Hooks = nil },
 	snapshot.CanEngine:         func(s *snapshot.Snapshot) { s.Engine = nil },
+	snapshot.CanLog:            func(s *snapshot.Snapshot) { s.Log = nil },
 	snapshot.CanOwners:         func(s *snapshot.Snapshot) { s.Owners = nil },
 }
 

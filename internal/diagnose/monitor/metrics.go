@@ -29,6 +29,8 @@ const (
 	maxTalkers = 10
 	maxPools   = 5  // of engines, fullest first, with six series each
 	maxRefused = 5  // subscribers that were refused something
+	maxLogs    = 3  // of translations, with two series each
+	maxSinks   = 3  // of these, with three series each, those furthest behind
 	maxTunings = 10 // settings that would be changed
 	maxSeries  = 500
 )
@@ -64,6 +66,11 @@ var (
 	descPoolSubs  = exposition.Metric("engine_pool_subscribers", "Subscribers of a pool.", "pool", "namespace")
 	descPoolPorts = exposition.Metric("engine_pool_ports_free", "Free ports of a pool, of the protocol with fewest left.", "pool", "namespace")
 	descPoolBlock = exposition.Metric("engine_pool_blocks", "Port blocks of a pool, without computed ones: used by subscribers, and free ones of the first block's size.", "pool", "namespace", "state")
+	descLogGaps   = exposition.Metric("log_gaps", "Gaps of the last day in the log of translations, at most 50.", "namespace")
+	descLogAge    = exposition.Metric("log_written_age_seconds", "How long ago the log of translations had been written when it was looked at.", "namespace")
+	descSinkUp    = exposition.Metric("log_sink_up", "Whether a sink of the log takes records.", "sink", "namespace")
+	descSinkLate  = exposition.Metric("log_sink_behind_seconds", "How long something has been unsent to a sink.", "sink", "namespace")
+	descSinkWait  = exposition.Metric("log_sink_unsent_records", "Records that were not sent to a sink yet.", "sink", "namespace")
 	descRefused   = exposition.Metric("engine_refused_per_second", "Packets of subscribers that would have opened a session and were refused in the last examination, by reason.", "reason")
 	descTopSubs   = exposition.Metric("engine_subscriber_refused_per_second", "Packets refused in the last examination, of the subscribers that were refused most.", "subscriber", "namespace")
 	descIntervals = exposition.Metric("monitor_intervals_total", "Intervals that are over.")
@@ -79,7 +86,7 @@ var (
 // Families are all of the monitor's own, in the order of the dashboard.
 var Families = []*exposition.Family{
 	descFinding, descImpact, descOmitted, descSpaces, descEntries, descLimit, descOthers, descFull, descFullEarly, descFullLate, descChecked, descHeld, descStats, descDrops, descDropsLost,
-	descTracing, descPortsUsed, descTopShare, descReadAt, descTalkers, descEngine, descEngineUse, descDrift, descSubs, descPoolUsed, descPoolSubs, descPoolPorts, descPoolBlock, descRefused, descTopSubs, descIntervals, descLast, descLooks, descDumps, descHistory, descTuneWould, descTuned, descCausesLot,
+	descTracing, descPortsUsed, descTopShare, descReadAt, descTalkers, descEngine, descEngineUse, descDrift, descSubs, descPoolUsed, descPoolSubs, descPoolPorts, descPoolBlock, descRefused, descTopSubs, descLogGaps, descLogAge, descSinkUp, descSinkLate, descSinkWait, descIntervals, descLast, descLooks, descDumps, descHistory, descTuneWould, descTuned, descCausesLot,
 	kubernetes.Families[0], kubernetes.Families[1], kubernetes.Families[2], kubernetes.Families[3],
 }
 
@@ -103,6 +110,7 @@ type state struct {
 	noDrops       error
 	tables        map[uint64]*tableState
 	engines       map[uint64]*snapshot.Engine
+	logs          map[uint64]logState
 	windows       map[uint64]float64 // seconds, that increases of engines are of
 	intervals     uint64
 	looks, dumps  uint64
@@ -127,7 +135,7 @@ type tableState struct {
 }
 
 func newState(o Options) state {
-	s := state{build: o.Build, trends: map[uint64]*tableTrend{}, stats: map[string]uint64{}, drops: map[string]uint64{}, tables: map[uint64]*tableState{}, engines: map[uint64]*snapshot.Engine{}, windows: map[uint64]float64{}}
+	s := state{build: o.Build, trends: map[uint64]*tableTrend{}, stats: map[string]uint64{}, drops: map[string]uint64{}, tables: map[uint64]*tableState{}, engines: map[uint64]*snapshot.Engine{}, logs: map[uint64]logState{}, windows: map[uint64]float64{}}
 	for _, name := range statNames {
 		s.stats[name] = 0
 	}
@@ -161,6 +169,7 @@ func (m *monitor) observe(r *probe.Round) {
 		if s.Netns.Init || s.Netns.Name == "" {
 			st.hostname, st.configuration = s.Host.Hostname, snapshot.Comparable(s)
 		}
+		st.logs[s.Netns.Inode] = logState{s.Log, s.TakenAt}
 		st.engines[s.Netns.Inode], st.windows[s.Netns.Inode] = s.Engine, s.WindowSeconds
 		if ct := s.Conntrack; ct != nil && ct.Table != nil && ct.Table.Entries > 0 {
 			st.dumps++
@@ -170,6 +179,7 @@ func (m *monitor) observe(r *probe.Round) {
 	maps.DeleteFunc(st.tables, func(inode uint64, _ *tableState) bool { return !there[inode] })
 	maps.DeleteFunc(st.windows, func(inode uint64, _ float64) bool { return !there[inode] })
 	maps.DeleteFunc(st.engines, func(inode uint64, e *snapshot.Engine) bool { return !there[inode] || e == nil })
+	maps.DeleteFunc(st.logs, func(inode uint64, l logState) bool { return !there[inode] || l.Log == nil })
 	for inode, t := range st.trends {
 		if !there[inode] {
 			st.checked, st.held = st.checked+t.score.Checked, st.held+t.score.Held
@@ -242,6 +252,7 @@ func (m *monitor) collect() *exposition.Exposition {
 	e.Gauge(descTracing, yes(st.noDrops == nil))
 	st.exposeReadings(e)
 	st.exposeEngines(e)
+	st.exposeLogs(e)
 	if m.o.Kubernetes != nil {
 		m.o.Kubernetes.Expose(e)
 	}
@@ -377,6 +388,49 @@ func (st *state) exposeEngines(e *exposition.Exposition) {
 	}
 	st.exposePools(e, shown)
 	st.exposeRefused(e, shown)
+}
+
+// logState is how a log was kept when it was looked at.
+type logState struct {
+	*snapshot.Log
+	at time.Time
+}
+
+// exposeLogs shows how the logs of translations and their sinks are.
+func (st *state) exposeLogs(e *exposition.Exposition) {
+	type row struct {
+		snapshot.LogSink
+		name, space string
+	}
+	var rows []row
+	shown := map[string]bool{}
+	for _, inode := range slices.Sorted(maps.Keys(st.logs)) {
+		l, space := st.logs[inode], st.titles[inode]
+		if space == "" || shown[space] || len(shown) >= maxLogs {
+			continue
+		}
+		shown[space] = true
+		e.Gauge(descLogGaps, float64(l.GapCount), space)
+		if !l.Written.IsZero() {
+			e.Gauge(descLogAge, l.at.Sub(l.Written).Seconds(), space)
+		}
+		for _, s := range l.Sinks {
+			name, _, _ := strings.Cut(s.URL, "?") // options name files and users
+			rows = append(rows, row{s, name, space})
+		}
+	}
+	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Compare(b.Behind, a.Behind) })
+	series := map[[2]string]bool{}
+	for _, s := range rows {
+		key := [2]string{s.name, s.space}
+		if len(series) >= maxSinks || series[key] {
+			continue
+		}
+		series[key] = true
+		e.Gauge(descSinkUp, yes(s.Connected), s.name, s.space)
+		e.Gauge(descSinkLate, s.Behind, s.name, s.space)
+		e.Gauge(descSinkWait, float64(s.Unsent), s.name, s.space)
+	}
 }
 
 // exposePools shows the fullest pools of the engines that are shown.

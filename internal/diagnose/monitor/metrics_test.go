@@ -49,7 +49,7 @@ func crowded() *monitor {
 			Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 2, Cause: snapshot.NATCauses[i%len(snapshot.NATCauses)]}, {Count: 1}, {Count: 5, Benign: true}}}})
 		full := ct
 		full.Table = table
-		r.Looks = append(r.Looks, &snapshot.Snapshot{TakenAt: noon, Netns: n, Conntrack: &full, WindowSeconds: 2, Engine: crowdedEngine(i)})
+		r.Looks = append(r.Looks, &snapshot.Snapshot{TakenAt: noon, Netns: n, Conntrack: &full, WindowSeconds: 2, Engine: crowdedEngine(i), Log: crowdedLog(i)})
 	}
 	// Every table grows, so that there are forecasts of all.
 	for i := range 20 {
@@ -60,6 +60,15 @@ func crowded() *monitor {
 		m.observe(r)
 	}
 	return m
+}
+
+// crowdedLog is one with as many sinks as facts can have.
+func crowdedLog(n int) *snapshot.Log {
+	l := &snapshot.Log{Written: noon, GapCount: 50}
+	for i := range snapshot.TopN {
+		l.Sinks = append(l.Sinks, snapshot.LogSink{URL: fmt.Sprintf("syslog+udp://192.0.2.%d:%d?interim=all", n%250, i+1), Behind: float64(i)})
+	}
+	return l
 }
 
 // crowdedEngine is one with as many pools and subscribers as facts can have.

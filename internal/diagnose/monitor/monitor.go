@@ -39,6 +39,7 @@ type Options struct {
 	Metrics  net.Listener    // nil: none. Closed at the end
 	Build    map[string]string
 	Engine   probe.EngineReader
+	Log      probe.LogReader
 	Say      func(Line) // what an administrator wants to read in the journal
 	// Kubernetes is told of the findings; nil: nobody is. The caller runs it.
 	Kubernetes *kubernetes.Reporter
@@ -78,7 +79,7 @@ type monitor struct {
 
 // Run watches until ctx ends, which is no error.
 func Run(ctx context.Context, o Options) error {
-	sampler, err := probe.OpenSampler(probe.Options{Engine: o.Engine, Quiet: true})
+	sampler, err := probe.OpenSampler(probe.Options{Engine: o.Engine, Log: o.Log, Quiet: true})
 	if err != nil {
 		return err
 	}

@@ -57,6 +57,8 @@ type Options struct {
 	// Engine, if not nil, reads what natkit itself has up in a namespace: control.ReadFacts,
 	// which is above this package.
 	Engine EngineReader
+	// Log, if not nil, reads how the log of translations is kept: collect.FactsFrom.
+	Log LogReader
 
 	// Progress, if not nil, is called now and then with what is being done, and
 	// how much of the window is over, 0 to 1.
@@ -115,6 +117,7 @@ func sources(ctx context.Context, opts Options) []source {
 		conntrackMemory(opts),
 		sysctls(),
 		engine(opts),
+		translationLog(opts),
 		host(),
 		owners(opts),
 	}

@@ -97,6 +97,7 @@ type collector struct {
 
 // Run writes the log until the context ends.
 func Run(ctx context.Context, o Options) (err error) {
+	o.Store.Namespace = o.Namespace.Inode()
 	c := &collector{o: o, rules: control.NewRulesInUse(o.Namespace)}
 	if c.o.openEngine == nil {
 		c.o.openEngine = func() (engineLog, error) {

@@ -11,6 +11,7 @@
 //	20261124T030000Z-20261124T040000Z-0000000012.000.parquet   from, to, hour, part
 //	0000000013.000.journal                                     the running hour
 //	lock                                                       its one writer has it locked
+//	log.json                                                   how the log is kept (State)
 //	sinks.json                                                 what the sinks have had (package sink)
 //	who.audit                                                  every look-up
 //	rules/20261124T025958.120000Z.yaml                         rules in force from then on
@@ -39,9 +40,10 @@ import (
 
 // Options of a store.
 type Options struct {
-	Dir  string
-	Node string // of the node column
-	Age  time.Duration
+	Dir       string
+	Node      string // of the node column
+	Namespace uint64 // whose translations these are, for the state file
+	Age       time.Duration
 	// Bytes is how much all files may take; 0: no limit.
 	Bytes int64
 	// PartRecords is how many records a file has at most; 0: 2^19, which takes some 150 MB
@@ -140,6 +142,7 @@ type Store struct {
 	lastRun  time.Duration // since the store was opened, which no setting of the clock changes
 	repeat   natlog.Micros // time of the records that the hour began with, if they only repeat
 
+	gaps      []Missing  // the last ones, for the state file
 	rules     *keptRules // nil: none were given
 	rulesLost bool       // they are not in the folder
 
@@ -194,6 +197,9 @@ func Open(o Options) (*Store, error) {
 	if err != nil {
 		s.lock.Close()
 		return nil, err
+	}
+	if had, err := ReadState(o.Dir); err == nil {
+		s.gaps = had.Gaps
 	}
 	go s.convertJobs()
 	if err := s.resumeFrom(s.recover(list)); err != nil {
@@ -399,6 +405,7 @@ func (s *Store) write(records []natlog.Record) error {
 	s.size += int64(len(frame))
 	s.records += len(records)
 	s.count(func(stats *Stats) { stats.Records += uint64(len(records)) })
+	s.noteGaps(records)
 	if s.o.Written != nil {
 		records = slices.DeleteFunc(slices.Clone(records), func(r natlog.Record) bool { return r.Event == natlog.Tick })
 		s.noted += len(records)
@@ -461,6 +468,12 @@ func (s *Store) fail(err error, lost int) {
 // Tick is to be called once a second, with nothing under way: what was appended goes to the
 // disk, the hour ends if it is over, the clock and the folder are checked, old files removed.
 func (s *Store) Tick() error {
+	err := s.tick()
+	s.writeState(s.wall())
+	return err
+}
+
+func (s *Store) tick() error {
 	now, running := s.o.now()
 	before := s.lastTick
 	stepped := now.Sub(before) - (running - s.lastRun)

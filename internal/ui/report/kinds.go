@@ -16,6 +16,7 @@ import (
 	"natkit/internal/nat/control"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/natlog/sink"
+	"natkit/internal/natlog/store"
 	"natkit/internal/natlog/wire"
 	"natkit/internal/scenario"
 	"natkit/internal/snapshot"
@@ -53,6 +54,7 @@ var Kinds = []Kind{
 	{fleet.Kind, fleet.Version, fleet.Node{}, "monitor", "monitor --metrics 127.0.0.1:9641"},
 	{"log-line", 1, LogLine{}, "log", "log -o json | jq -r .text"},
 	{wire.LineKind, wire.LineVersion, wire.Line{}, "log", "log --sink json:///var/log/nat.json"},
+	{store.StateKind, store.StateVersion, store.State{}, "log", "log --dir /var/lib/natkit/log"},
 	{sink.Kind, sink.Version, sink.File{}, "log", "log --sink json:///var/log/nat.json"},
 	{"who", 1, Who{}, "who", "who 198.51.100.1:5000 tcp --at 1h -o json | jq -r '.found[].internal.address'"},
 	{"trace-packet", 1, trace.Packet{}, "trace", "trace --host 192.0.2.1 -o json | jq .end"},

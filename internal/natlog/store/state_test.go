@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"natkit/internal/natlog"
+)
+
+// What watches a log reads how it is kept, with the gaps of the last day, also of those before
+// who keeps it now was started.
+func TestState(t *testing.T) {
+	r := newRig(t)
+	if _, err := ReadState(r.dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a log: %v", err)
+	}
+	r.o.Namespace = 77
+	r.open()
+	tick := func() State {
+		t.Helper()
+		r.pass(time.Second)
+		_ = r.s.Tick()
+		s, err := ReadState(r.dir)
+		r.must(err)
+		return s
+	}
+	if s := tick(); !s.Time.Equal(r.now) || s.Namespace != 77 || len(s.Gaps) != 0 || s.Error != "" {
+		t.Errorf("at the start: %+v", s)
+	}
+	began := natlog.MicrosOf(r.now)
+	r.must(r.s.Gap(natlog.Kernel, began-60e6, began, "events came faster than they could be read"))
+	if s := tick(); len(s.Gaps) != 1 || natlog.MicrosOf(s.Gaps[0].Since) != began-60e6 || natlog.MicrosOf(s.Gaps[0].Until) != began || s.Gaps[0].Why != "events came faster than they could be read" {
+		t.Errorf("after a gap: %+v", s)
+	}
+	r.kill()
+	r.pass(time.Hour)
+	r.open()
+	if s := tick(); len(s.Gaps) != 2 || !strings.Contains(s.Gaps[1].Why, "not running") {
+		t.Errorf("after a kill: %+v", s)
+	}
+	r.pass(gapsFor)
+	for range 2 * gapsMost {
+		r.must(r.s.Gap(natlog.Kernel, natlog.MicrosOf(r.now)-1e6, natlog.MicrosOf(r.now), "some"))
+	}
+	if s := tick(); len(s.Gaps) != gapsMost || s.Gaps[0].Why != "some" {
+		t.Errorf("after many: %d gaps, %+v", len(s.Gaps), s.Gaps[0])
+	}
+	r.must(r.s.Close())
+	for text, want := range map[string]string{"{": "damaged", `{"schema": "natkit/log-state/99"}`: "newer natkit"} {
+		r.must(os.WriteFile(filepath.Join(r.dir, StateFile), []byte(text), 0o600))
+		if _, err := ReadState(r.dir); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
