@@ -262,8 +262,19 @@ func (e *Engine) putSome(some []ExternalAddress) (err error) {
 		switch {
 		case known && v.Block > 0 && have.Block == 0:
 			adopts = append(adopts, a)
-			err = in.makeBlocks(index, v, a, false)
+			if !in.blocks.has(index) {
+				err = in.makeBlocks(index, v, a, false)
+			}
 		case known:
+		case a.Before > 0 && v.Block > 0 && !in.blocks.has(uint32(a.Before-1)):
+			adopts = append(adopts, a)
+			err = in.share(index, uint32(a.Before-1), false)
+			if err == nil {
+				err = in.makeBlocks(index, v, a, false)
+			}
+			if err == nil {
+				err = in.blocks.again(uint32(a.Before - 1)) // whose sessions give ports back
+			}
 		case a.Before > 0:
 			err = in.share(index, uint32(a.Before-1), v.Block > 0)
 		case v.Flags&uint16(abiNatAddressFlagNAT_ADDRESS_STATIC) == 0:
@@ -363,6 +374,22 @@ func (in *inners) close() error {
 		errs = append(errs, m.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// has reports whether the index has a map.
+func (in *inners) has(index uint32) bool {
+	var id ebpf.MapID
+	return in.outer.Lookup(index, &id) == nil
+}
+
+// again gives the map that was added last to another index, too.
+func (in *inners) again(index uint32) error {
+	m, err := in.maps[len(in.maps)-1].Clone()
+	if err != nil {
+		return fmt.Errorf("map %s of index %d: %w", in.spec.Name, index, err)
+	}
+	in.add(index, m)
+	return nil
 }
 
 // share gives an address that has got a new index the map of its old one: mappings

@@ -174,8 +174,8 @@ func TestBlocksChange(t *testing.T) {
 	r.seed(8)
 	steps := []*rulefile.File{
 		blockFile(rulefile.Blocks{}, 2),
-		blockFile(rulefile.Blocks{Size: 512, Extra: 64, AtMost: 2}, 2),
-		blockFile(rulefile.Blocks{Size: 64, Extra: 1024, AtMost: 7}, 2),
+		blockFile(rulefile.Blocks{Size: 512, Extra: 64, AtMost: 2}, 3), // a pool that grows at once
+		blockFile(rulefile.Blocks{Size: 64, Extra: 1024, AtMost: 7}, 3),
 		blockFile(rulefile.Blocks{Size: 256, Extra: 128, AtMost: 1}, 4),
 	}
 	for _, f := range steps {
