@@ -277,7 +277,7 @@ GLOBAL int lease_make(struct ctx *ctx)
 	result = lease_map(ctx);
 	index = l->r.address;
 	address = bpf_map_lookup_elem(&addresses, &index);
-	if (result == GO_ON && (!address || address->flags & NAT_ADDRESS_LEAVING))
+	if (result == GO_ON && (!address || address->flags & ADDRESS_CLOSED))
 		result = NAT_DROP_NO_ADDRESS;
 	if (result == GO_ON && l->request.flags & NAT_LEASE_STRICT && lease_differs(l))
 		result = NAT_LEASE_EXTERNAL;
@@ -295,6 +295,15 @@ GLOBAL int lease_make(struct ctx *ctx)
 	if (addr_word(l->request.key.remote))
 		lease_keep(&l->request.key, l->request.protocol, 1);
 	return NAT_LEASE_DONE;
+}
+
+/* Whether the lease is on an address that nothing new is given from. */
+static __always_inline int lease_drains(const struct nat_lease *lease)
+{
+	__u32 index = lease->address;
+	const struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+
+	return address && address->flags & NAT_ADDRESS_DRAINING;
 }
 
 /* What the request wants of the lease that there is; GO_ON if there is none any more. */
@@ -333,6 +342,8 @@ GLOBAL int lease_change(void)
 	      !addr_equal(l->request.external, lease->external)) ||
 	     (l->request.external_port && l->request.external_port != lease->external_port)))
 		return NAT_LEASE_EXTERNAL;
+	if (lease_drains(lease) && l->request.ticks > old - l->now)
+		l->request.ticks = old - l->now; /* or the address never becomes empty */
 	expires = l->now + l->request.ticks;
 	if (__sync_val_compare_and_swap(&lease->expires, old, expires ? expires : 1) != old)
 		return NAT_DROP_RACE;

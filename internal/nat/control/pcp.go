@@ -317,6 +317,7 @@ func (c *portControl) Map(m *pcp.Mapping) (outside netip.AddrPort, static bool, 
 	if err != nil {
 		return outside, false, pcp.NetworkFailure
 	}
+	m.Lifetime = q.Lifetime
 	return outside, result == datapath.LeaseStatic, resultOf(result)
 }
 

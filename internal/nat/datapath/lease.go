@@ -69,7 +69,8 @@ func (r LeaseResult) Reason() (rulefile.Reason, bool) {
 // leaseFrame is where the request lies in the packet of a test run.
 const leaseFrame = 14
 
-// Lease makes or extends an explicit mapping: outside is its external endpoint. Requests are
+// Lease makes or extends an explicit mapping: outside is its external endpoint. On an address that
+// drains there is no new one, and one that is there keeps its end: q.Lifetime becomes what is left. Requests are
 // made one at a time. The calling thread must be in the engine's namespace.
 func (e *Engine) Lease(q *LeaseRequest) (outside netip.AddrPort, result LeaseResult, err error) {
 	return e.askLease(q, abiNatLeaseOpNAT_LEASE_MAKE)
@@ -128,6 +129,9 @@ func (e *Engine) askLease(q *LeaseRequest, op abiNatLeaseOp) (netip.AddrPort, Le
 	}
 	if _, err := binary.Decode(back[leaseFrame:], binary.NativeEndian, &r); err != nil {
 		return netip.AddrPort{}, 0, err
+	}
+	if r.Ticks < Ticks(q.Lifetime) {
+		q.Lifetime = time.Duration(r.Ticks) << uint(abiNatLimitNAT_TICK_SHIFT)
 	}
 	return endpoint(r.External, r.ExternalPort), LeaseResult(result), nil
 }

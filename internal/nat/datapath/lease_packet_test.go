@@ -119,6 +119,74 @@ func TestLease(t *testing.T) {
 	}
 }
 
+// drain has an external address drain, or not.
+func (l *leaser) drain(t *testing.T, addr netip.Addr, drains bool) {
+	t.Helper()
+	addresses := l.maps["addresses"]
+	for i := range addresses.MaxEntries() {
+		var a abiNatAddress
+		if err := addresses.Lookup(i, &a); err != nil {
+			t.Fatal(err)
+		}
+		if a.Addr != octets(addr) {
+			continue
+		}
+		a.Flags &^= uint16(abiNatAddressFlagNAT_ADDRESS_DRAINING)
+		if drains {
+			a.Flags |= uint16(abiNatAddressFlagNAT_ADDRESS_DRAINING)
+		}
+		if err := addresses.Put(i, &a); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	t.Fatalf("no address %v", addr)
+}
+
+// A lease on an address that drains is not extended: its answer has what is left. There is no new
+// one on it, and afterwards both are as before.
+func TestLeaseDrains(t *testing.T) {
+	l := aLeaser(t, 1)
+	lease := func(port uint16, lifetime time.Duration) (out netip.AddrPort, r LeaseResult, given time.Duration) {
+		q := (*LeaseRequest)(nil)
+		out, r = l.ask(t, func(asked *LeaseRequest) {
+			q = asked
+			q.Inside, q.Lifetime = netip.AddrPortFrom(insideHost, port), lifetime
+		})
+		return out, r, q.Lifetime
+	}
+	left := func() (left time.Duration) {
+		t.Helper()
+		if err := l.e.Leases(func(had *Lease) bool { left = had.Left; return true }); err != nil {
+			t.Fatal(err)
+		}
+		return left
+	}
+	out, r, given := lease(5000, time.Minute)
+	if r != LeaseDone || given != time.Minute {
+		t.Fatalf("%d, for %v", r, given)
+	}
+	l.drain(t, out.Addr(), true)
+	defer l.drain(t, out.Addr(), false)
+	again, r, given := lease(5000, time.Hour)
+	if r != LeaseDone || again != out || given > time.Minute+time.Second || given < 30*time.Second {
+		t.Errorf("asked again for an hour: %v, %d, for %v", again, r, given)
+	}
+	if left := left(); left > time.Minute+time.Second {
+		t.Errorf("%v are left", left)
+	}
+	if _, r, given := lease(5000, 10*time.Second); r != LeaseDone || given != 10*time.Second || left() > 11*time.Second {
+		t.Errorf("asked for less: %d, for %v, %v are left", r, given, left())
+	}
+	if other, r, _ := lease(5001, time.Minute); r == LeaseDone && other.Addr() == out.Addr() {
+		t.Errorf("a new lease on the address: %v", other)
+	}
+	l.drain(t, out.Addr(), false)
+	if _, r, given := lease(5000, time.Hour); r != LeaseDone || given != time.Hour || left() < 50*time.Minute {
+		t.Errorf("after it has drained: %d, for %v", r, given)
+	}
+}
+
 // It counts as a session and its port as a port of the subscriber, and the number of explicit
 // mappings has a limit of its own.
 func TestLeaseLimits(t *testing.T) {

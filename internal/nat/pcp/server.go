@@ -26,7 +26,8 @@ type Mapping struct {
 
 // Engine makes mappings.
 type Engine interface {
-	// Map makes or extends a mapping: its external endpoint. Errors are NotAuthorized (another
+	// Map makes or extends a mapping: its external endpoint. It lowers the lifetime where less is
+	// given. Errors are NotAuthorized (another
 	// client's nonce, or the host is not translated), NoResources, UserExQuota,
 	// CannotProvideExternal, and NetworkFailure. static: a rule of the gateway's own maps the
 	// host, and always does.
