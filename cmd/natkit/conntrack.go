@@ -276,15 +276,26 @@ func barsFor(w io.Writer) report.Bars {
 		return report.NoBars
 	}
 	const withBars = 60 // what a table takes with them: on less, its lines would break
-	if f, ok := w.(interface{ Fd() uintptr }); ok {
-		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 && size.Col < withBars {
-			return report.NoBars
-		}
+	if width := terminalWidth(w); width > 0 && width < withBars {
+		return report.NoBars
 	}
 	if localeIsUTF8() {
 		return report.BlockBars
 	}
 	return report.PlainBars
+}
+
+// terminalWidth is how many columns the terminal has that w is, 0 where it is none or they are not known.
+func terminalWidth(w io.Writer) int {
+	f, ok := w.(interface{ Fd() uintptr })
+	if !ok || !isTerminal(w) {
+		return 0
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	return int(size.Col)
 }
 
 // localeIsUTF8 says whether signs outside ASCII are shown as such.

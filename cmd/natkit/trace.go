@@ -210,7 +210,7 @@ func (e *env) tracePresenter(output string) (show func(trace.Packet) error, end 
 		return func(p trace.Packet) error { return capture.Packet(p, report.TraceComment) },
 			func(follow.Summary) error { return nil }, nil
 	}
-	text := report.NewTraceText(e.stdout, boot)
+	text := report.NewTraceText(e.stdout, terminalWidth(e.stdout), boot)
 	return text.Packet, text.End, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"natkit/internal/diagnose/follow"
 	"natkit/internal/diagnose/trace"
@@ -19,6 +20,7 @@ import (
 // TraceText writes packets as ladders.
 type TraceText struct {
 	w           io.Writer
+	width       int       // of the terminal; 0: lines are not broken
 	boot        time.Time // when CLOCK_MONOTONIC was 0
 	connections map[int]*tracedConnection
 }
@@ -31,16 +33,16 @@ type tracedConnection struct {
 	ends             []string
 }
 
-// NewTraceText writes to w; boot is when CLOCK_MONOTONIC was 0.
-func NewTraceText(w io.Writer, boot time.Time) *TraceText {
-	return &TraceText{w: w, boot: boot, connections: map[int]*tracedConnection{}}
+// NewTraceText writes to w, with lines of width columns (0: as long as they are); boot is when CLOCK_MONOTONIC was 0.
+func NewTraceText(w io.Writer, width int, boot time.Time) *TraceText {
+	return &TraceText{w: w, width: width, boot: boot, connections: map[int]*tracedConnection{}}
 }
 
 // Packet writes one.
 func (t *TraceText) Packet(p trace.Packet) error {
 	t.count(p)
 	var b strings.Builder
-	b.WriteString(packetTitle(&p, t.boot) + "\n")
+	b.WriteString(broken(packetTitle(&p, t.boot), t.width, 4) + "\n")
 	namespace := ""
 	last := p.StartNS
 	for i := range p.Steps {
@@ -54,11 +56,54 @@ func (t *TraceText) Packet(p trace.Packet) error {
 			elapsed = "+" + shortTime(s.TimeNS-last)
 			last = s.TimeNS
 		}
-		fmt.Fprintf(&b, "  %9s  %-10s %-12s %s\n", elapsed, s.Interface, s.Hook, stepText(s))
+		line := fmt.Sprintf("  %9s  %-10s %-12s %s", elapsed, s.Interface, s.Hook, stepText(s))
+		b.WriteString(broken(line, t.width, textColumn) + "\n")
 	}
-	fmt.Fprintf(&b, "  end: %s\n\n", endText(p.End))
+	b.WriteString(broken("  end: "+endText(p.End), t.width, 7) + "\n\n")
 	_, err := io.WriteString(t.w, b.String())
 	return err
+}
+
+// textColumn is where the text of a step begins, and narrowText the fewest columns that it is given: on a narrower
+// terminal it goes on further to the left.
+const (
+	textColumn = 37
+	narrowText = 30
+)
+
+// broken breaks a line between words so that it fits; what follows is indented. A word that does not fit stays whole, so
+// that it can be copied.
+func broken(line string, width, indent int) string {
+	if width <= 0 {
+		return line
+	}
+	if indent+narrowText > width {
+		indent = min(indent, 4)
+	}
+	var b strings.Builder
+	from := len(line) - len(strings.TrimLeft(line, " "))
+	for utf8.RuneCountInString(line) > width {
+		end := len(line) // of what fits
+		for i, n := 0, 0; i < len(line); n++ {
+			if n == width {
+				end = i
+				break
+			}
+			_, size := utf8.DecodeRuneInString(line[i:])
+			i += size
+		}
+		at := strings.LastIndexByte(line[:end+1], ' ')
+		if at <= from {
+			if at = strings.IndexByte(line[end:], ' '); at < 0 {
+				break
+			}
+			at += end
+		}
+		b.WriteString(strings.TrimRight(line[:at], " ") + "\n")
+		line = strings.Repeat(" ", indent) + strings.TrimLeft(line[at:], " ")
+		from = indent
+	}
+	return b.String() + line
 }
 
 func packetTitle(p *trace.Packet, boot time.Time) string {
@@ -199,12 +244,13 @@ func (t *TraceText) End(s follow.Summary) error {
 	}
 	for _, number := range slices.Sorted(maps.Keys(t.connections)) {
 		c := t.connections[number]
-		fmt.Fprintf(&b, "connection %d  %s %s: %s, %d dropped\n", number, c.protocol, c.tuple, plural.Count(c.packets, "packet"), c.dropped)
+		title := fmt.Sprintf("connection %d  %s %s: %s, %d dropped", number, c.protocol, c.tuple, plural.Count(c.packets, "packet"), c.dropped)
+		b.WriteString(broken(title, t.width, 4) + "\n")
 		for _, text := range c.translations {
-			fmt.Fprintf(&b, "  translated in %s\n", text)
+			b.WriteString(broken("  translated in "+text, t.width, 4) + "\n")
 		}
 		for _, text := range c.ends {
-			fmt.Fprintf(&b, "  %s\n", text)
+			b.WriteString(broken("  "+text, t.width, 4) + "\n")
 		}
 	}
 	if s.Capped > 0 {
