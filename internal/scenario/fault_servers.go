@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -190,19 +191,31 @@ func connectToTheLast(role, to string, most int) action {
 }
 
 // listenEvents opens a socket in the watched namespace that gets the events of
-// connection tracking and reads none.
-func listenEvents(buffer int) action {
+// connection tracking, and reads them or not.
+func listenEvents(buffer int, reads bool) action {
 	return func(_ context.Context, s *faultRun) error {
 		fd := -1
 		err := s.watched.Do(func() (err error) {
-			if fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER); err != nil {
+			if fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER); err != nil {
 				return err
 			}
-			s.closers = append(s.closers, func() { unix.Close(fd) })
+			listener := os.NewFile(uintptr(fd), "events")
+			s.closers = append(s.closers, func() { listener.Close() })
 			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer); err != nil {
 				return err
 			}
-			return unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 | 2 | 4}) // new, update, destroy
+			if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 | 2 | 4}); err != nil { // new, update, destroy
+				return err
+			}
+			if reads {
+				go func() {
+					buf := make([]byte, 64<<10)
+					for err := error(nil); !errors.Is(err, os.ErrClosed); {
+						_, err = listener.Read(buf)
+					}
+				}()
+			}
+			return nil
 		})
 		if err != nil {
 			return fmt.Errorf("listen to events in %s: %w", s.watched.Netns, err)

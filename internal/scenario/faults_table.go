@@ -157,8 +157,8 @@ var tableFaults = []Fault{
 		Broken:  "a program with a small buffer does not read the events of the gateway's connection tracking",
 		Cured:   "the program that does not read is ended",
 		Note:    "the programs are sockets of this process; instead of a larger buffer the slow one is closed",
-		healthy: do(browse, listenEvents(64<<20)), // for a minute and more: nobody reads it either
-		broken:  listenEvents(4 << 10),
+		healthy: do(browse, listenEvents(64<<20, true)),
+		broken:  listenEvents(4<<10, false),
 		cure:    closeLast(1),
 	},
 	{

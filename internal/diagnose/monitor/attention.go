@@ -67,8 +67,8 @@ const (
 	// portsSymptom is which part of the ports that a source has to choose from all entries
 	// together must be, before one destination may have taken nearly all of them.
 	portsSymptom = 0.8
-	// dumpShare bounds how much of the time the table is read, and reusable is how long a reading
-	// stands for the next.
+	// dumpShare bounds how much of the time the table is read while it has about as many entries, and reusable is how
+	// long a reading stands for the next.
 	dumpShare = 200
 	reusable  = 2 * time.Minute
 
@@ -368,12 +368,18 @@ func (r *watched) want(inode uint64, now time.Time) probe.Want {
 	if len(r.symptoms) == 0 && r.fresh == 0 {
 		return w
 	}
-	if age := now.Sub(r.dumped); r.table != nil && age < reusable && age.Seconds() < dumpShare*r.table.DumpSeconds {
+	if age := now.Sub(r.dumped); r.table != nil && age < reusable && age.Seconds() < dumpShare*r.table.DumpSeconds && r.stillHolds(r.table) {
 		w.Table = r.table
 	} else {
 		w.Dump = true
 	}
 	return w
+}
+
+// stillHolds says whether the table has about as many entries as when it was read: a flood that began or ended since
+// then is another table.
+func (r *watched) stillHolds(t *snapshot.Table) bool {
+	return r.entries <= 2*t.Entries && t.Entries <= 2*r.entries
 }
 
 // idleAgain notes a namespace that has nothing to examine.

@@ -11,6 +11,7 @@ import (
 
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/diagnose/history"
+	"natkit/internal/diagnose/probe"
 	"natkit/internal/snapshot"
 )
 
@@ -307,6 +308,28 @@ func TestSymptomGrows(t *testing.T) {
 		if got != test.want {
 			t.Errorf("%s: %d examinations, want %d", test.about, got, test.want)
 		}
+	}
+}
+
+// A reading of a large table stands for the next ones, unless the table is another one by now.
+func TestTableIsReadAgain(t *testing.T) {
+	a := newAttention()
+	sample := func(entries uint64) probe.Want {
+		ct := &snapshot.Conntrack{CountStart: entries, Count: entries, Max: 100000}
+		a.sample(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: 3}, Conntrack: ct})
+		return a.of(3).want(3, noon.Add(30*time.Second))
+	}
+	sample(50000)
+	read := &snapshot.Table{Entries: 50000, DumpSeconds: 1}
+	a.examined(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: 3}, Conntrack: &snapshot.Conntrack{Table: read}}, true, noon)
+	for entries, again := range map[uint64]bool{50000: false, 90000: false, 40000: false, 120000: true} {
+		if w := sample(entries); w.Dump != again || !again && w.Table != read {
+			t.Errorf("%d entries: %+v, want another reading %v", entries, w, again)
+		}
+	}
+	a.changed(3, noon) // reading is for what a change may have broken, too, when the flood is over
+	if w := sample(1000); !w.Dump {
+		t.Errorf("the flood is over: %+v", w)
 	}
 }
 
