@@ -39,7 +39,7 @@ var sampledEvents = map[string]bool{"ip-forward-off": true, "snat-ports-exhauste
 
 // seenLate are the faults that no sample of a namespace shows, and what does: they are found when it is examined by the clock's turn.
 var seenLate = map[string]string{
-	"engine-source-limit": "the engine's own counters", "event-listener-lag": "the sockets of a program", "vlan-mismatch": "frames that no interface takes",
+	"engine-source-limit": "the engine's own counters", "vlan-mismatch": "ARP of another VLAN, which the kernel discards uncounted",
 	"duplicate-address": "a reply to ARP, now and then",
 }
 

@@ -55,7 +55,12 @@ func printable(s string) bool {
 
 // unsafeRune: control characters, and the invisible ones that turn text around
 // or hide it.
-func unsafeRune(r rune) bool { return unicode.IsControl(r) || unicode.Is(unicode.Cf, r) }
+func unsafeRune(r rune) bool {
+	if r < utf8.RuneSelf { // nearly all of them
+		return r < ' ' || r == 0x7f
+	}
+	return unicode.IsControl(r) || unicode.Is(unicode.Cf, r)
+}
 
 func cleanString(s string) string {
 	return strings.Map(func(r rune) rune {

@@ -376,10 +376,12 @@ func (r *watched) want(inode uint64, now time.Time) probe.Want {
 	return w
 }
 
-// stillHolds says whether the table has about as many entries as when it was read: a flood that began or ended since
-// then is another table.
+// otherTable is by what a table must have grown or shrunk to be another one: a flood has begun or ended.
+const otherTable = 4
+
+// stillHolds says whether the table has about as many entries as when it was read.
 func (r *watched) stillHolds(t *snapshot.Table) bool {
-	return r.entries <= 2*t.Entries && t.Entries <= 2*r.entries
+	return r.entries <= otherTable*t.Entries && t.Entries <= otherTable*r.entries
 }
 
 // idleAgain notes a namespace that has nothing to examine.

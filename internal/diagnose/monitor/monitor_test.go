@@ -322,7 +322,7 @@ func TestTableIsReadAgain(t *testing.T) {
 	sample(50000)
 	read := &snapshot.Table{Entries: 50000, DumpSeconds: 1}
 	a.examined(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: 3}, Conntrack: &snapshot.Conntrack{Table: read}}, true, noon)
-	for entries, again := range map[uint64]bool{50000: false, 90000: false, 40000: false, 120000: true} {
+	for entries, again := range map[uint64]bool{50000: false, 90000: false, 41000: false, 220000: true} {
 		if w := sample(entries); w.Dump != again || !again && w.Table != read {
 			t.Errorf("%d entries: %+v, want another reading %v", entries, w, again)
 		}

@@ -3,7 +3,12 @@
 package probe
 
 import (
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +34,39 @@ func TestParseEventSockets(t *testing.T) {
 	for _, bad := range []string{"", "sk Eth Pid", netlinkText + "short line\n", netlinkText + "0 12 x 7 0 0 0 0 0 1\n"} {
 		if got, err := parseEventSockets(bad); err == nil {
 			t.Errorf("%q gives %+v", bad, got)
+		}
+	}
+}
+
+// A sample has the listeners that lost events since the one before, new ones too; the first has none.
+func TestSampleEventSockets(t *testing.T) {
+	root := t.TempDir()
+	sample := func(n *sampled, drops, others string) []snapshot.EventSocket {
+		t.Helper()
+		text := strings.Replace(netlinkText, "13       416", drops+"       416", 1) + others
+		if err := errors.Join(os.MkdirAll(filepath.Join(root, "proc/net"), 0o755), os.WriteFile(filepath.Join(root, "proc/net/netlink"), []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		var s snapshot.Snapshot
+		n.sampleEventSockets(newView(root), &s)
+		return s.EventSockets
+	}
+	n := &sampled{}
+	for _, round := range []struct {
+		drops, others string
+		want          map[uint64]uint64 // by inode
+	}{
+		{"13", "", map[uint64]uint64{}},
+		{"13", "", map[uint64]uint64{}},
+		{"20", "", map[uint64]uint64{416: 7}},
+		{"20", "00000000d913e2e8 12 4714 00000001 0 0 0 2 3 420\n", map[uint64]uint64{420: 3}},
+	} {
+		got := map[uint64]uint64{}
+		for _, socket := range sample(n, round.drops, round.others) {
+			got[socket.Inode] = socket.Drops
+		}
+		if !maps.Equal(got, round.want) {
+			t.Errorf("%+v: got %v", round, got)
 		}
 	}
 }

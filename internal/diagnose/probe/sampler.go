@@ -322,8 +322,8 @@ func (n *sampled) sampleEventSockets(v *view, s *snapshot.Snapshot) {
 	lost := map[uint64]uint64{}
 	for _, socket := range list {
 		lost[socket.Inode] = socket.Drops
-		before, known := n.lost[socket.Inode]
-		if socket.Drops = increase32(before, socket.Drops); known && socket.Drops > 0 {
+		// Of a socket that is new all were lost since.
+		if socket.Drops = increase32(n.lost[socket.Inode], socket.Drops); n.lost != nil && socket.Drops > 0 {
 			s.EventSockets = append(s.EventSockets, socket)
 		}
 	}

@@ -422,6 +422,11 @@ func (d *Drops) rows(all []judged, samples map[dropsDropKey]*kept) []snapshot.Dr
 		data     bool // of FTP: few beside others, with a row and samples of their own
 	}
 	rows := map[look]*row{}
+	var where []uint64
+	for _, j := range all {
+		where = append(where, uint64(j.Netns))
+	}
+	d.namespaces.learn(where)
 	for _, j := range all {
 		benign := benign(j.function, j.reason, j.Class)
 		key := look{j.Location, j.Reason, deviceKey{uint64(j.Netns), j.Ifindex}, j.cause, benign, j.Class&dropsDropClassDROP_FTP_DATA != 0}

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -76,6 +77,23 @@ func (n *namespaces) ref(inode uint64) (ref string, ok bool) {
 		n.unknown[inode] = true
 	}
 	return ref, ok
+}
+
+// learn looks once for those of several that are not known, where many come and go.
+func (n *namespaces) learn(inodes []uint64) {
+	missing := slices.DeleteFunc(inodes, func(inode uint64) bool {
+		_, known := n.refs[inode]
+		return known || inode == 0 || n.unknown[inode]
+	})
+	if len(missing) == 0 {
+		return
+	}
+	n.scan()
+	for _, inode := range missing {
+		if _, known := n.refs[inode]; !known {
+			n.unknown[inode] = true
+		}
+	}
 }
 
 // do runs fn inside the namespace, if it can still be found.

@@ -72,6 +72,12 @@ func TestNamespaces(t *testing.T) {
 	if _, ok := n.ref(1); ok {
 		t.Error("namespace 1 was found")
 	}
+	several := newNamespaces()
+	delete(several.refs, h.Inode()) // made since
+	several.learn([]uint64{0, 1, 2, h.Inode(), own})
+	if !several.unknown[1] || !several.unknown[2] || several.refs[h.Inode()] != name || len(several.unknown) != 2 {
+		t.Errorf("of several: unknown %v, %q", several.unknown, several.refs[h.Inode()])
+	}
 	if err := netns.Delete(name); err != nil {
 		t.Fatal(err)
 	}
