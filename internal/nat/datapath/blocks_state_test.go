@@ -370,3 +370,32 @@ func TestComputedBlocks(t *testing.T) {
 		}
 	}
 }
+
+// A subscriber has eight blocks at most, wherever they are: with all of them on a drained address it
+// gets no port elsewhere. Others do.
+func TestDrainOfAllBlocks(t *testing.T) {
+	r := aModelRig(t)
+	r.seed(12)
+	f := blockFile(rulefile.Blocks{Size: 64, Extra: 64, AtMost: rulefile.MaxExtraBlocks}, 2)
+	f.Defaults.Timeouts = rulefile.DefaultTimeouts()
+	r.forget(t, f)
+	r.model = newModel(f, r.facts, r.route)
+	addresses := r.applied(t, f, nil)
+	busy, fresh := netip.MustParseAddr("192.168.2.2"), netip.MustParseAddr("192.168.2.3")
+	var at netip.Addr
+	for i := range 8 * 64 {
+		saw := r.udp(t, netip.AddrPortFrom(busy, uint16(2000+i)), 53)
+		if !isTranslated(saw) {
+			t.Fatalf("session %d: %v", i, saw)
+		}
+		at = saw.ends.src.Addr()
+	}
+	f.Pools[0].Drain = []rulefile.AddressRange{{First: at, Last: at}}
+	r.applied(t, f, addresses)
+	if saw := r.udp(t, netip.AddrPortFrom(busy, 1999), 53); saw.reason != abiNatReasonNAT_DROP_PORT_LIMIT {
+		t.Errorf("with eight blocks on a drained address: %v", saw)
+	}
+	if saw := r.udp(t, netip.AddrPortFrom(fresh, 1999), 53); !isTranslated(saw) || saw.ends.src.Addr() == at {
+		t.Errorf("a new subscriber: %v", saw)
+	}
+}
