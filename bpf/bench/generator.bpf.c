@@ -62,9 +62,9 @@ struct sender {
 	__u32 in_pattern; // which frame of the mix is next
 	__u64 last_ns;    // when the last frame was sent
 	__u32 way;        // 0: what both_ways says; 1 forth only, 2 back only
-	__u32 one_host;   // 1: all datagrams are of the first source, a port for each flow; not back
-	__u64 first_ns;   // when the first frame was sent
-	__u64 done_ns;    // once: when its turn came again after the last
+	__u32 one_host; // 1: all datagrams are of the first source, a port for each flow; not back
+	__u64 first_ns; // when the first frame was sent
+	__u64 done_ns;  // once: when its turn came again after the last
 	__u64 unused2[6]; // cache lines of its own
 };
 
