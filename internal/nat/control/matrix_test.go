@@ -451,6 +451,44 @@ func TestMatrixPorts(t *testing.T) {
 	}
 }
 
+// Pools with blocks, plain and computed, take the place of pools without in a file of their own: the
+// kernel's NAT has no blocks.
+func TestMatrixBlocks(t *testing.T) {
+	ktest.Root(t)
+	ktest.RunDir(t)
+	rules := matrixRules("in", "out")
+	for _, pool := range []struct{ without, with string }{
+		{"several: {addresses: [203.0.113.20-203.0.113.21]}", "several: {addresses: [203.0.113.20-203.0.113.21], blocks: {size: 512}}"},
+		{"narrow: {addresses: [203.0.113.22-203.0.113.23], ports: 40000-44095}", "narrow: {addresses: [203.0.113.22-203.0.113.23], ports: 32768-49151, blocks: {size: 64, extra: 512, at_most: 2, deterministic: true}}"},
+	} {
+		if !strings.Contains(rules, pool.without) {
+			t.Fatalf("no pool %s", pool.without)
+		}
+		rules = strings.Replace(rules, pool.without, pool.with, 1)
+	}
+	var kinds []matrixKind
+	for _, k := range matrixKinds {
+		switch k.name {
+		case "snat to a pool":
+			k.name = "snat to a pool with blocks"
+		case "snat to a pool with ports":
+			k.name, k.ports = "snat to a pool with computed blocks", rulefile.PortRange{First: 32768, Last: 49151}
+		default:
+			continue
+		}
+		kinds = append(kinds, k)
+	}
+	for _, run := range matrixRuns {
+		if run.engine == EngineNFT {
+			continue
+		}
+		t.Run(run.String(), func(t *testing.T) {
+			m := &matrix{crossing: newCrossing(t, run.engine, run.attach, rules), engine: run.engine}
+			m.all(t, kinds...)
+		})
+	}
+}
+
 // The same with everybody behind one interface, which is inside and outside.
 func TestMatrixOneArmed(t *testing.T) {
 	ktest.Root(t)
