@@ -259,26 +259,9 @@ func (e *Engine) putSome(some []ExternalAddress) (err error) {
 		case v.Block > 0, a.OneToOne && (!known || drains):
 			free = append(free, index)
 		}
-		switch {
-		case known && v.Block > 0 && have.Block == 0:
+		adopted, err := in.fill(index, v, a, known, have.Block > 0)
+		if adopted {
 			adopts = append(adopts, a)
-			if !in.blocks.has(index) {
-				err = in.makeBlocks(index, v, a, false)
-			}
-		case known:
-		case a.Before > 0 && v.Block > 0 && !in.blocks.has(uint32(a.Before-1)):
-			adopts = append(adopts, a)
-			err = in.share(index, uint32(a.Before-1), false)
-			if err == nil {
-				err = in.makeBlocks(index, v, a, false)
-			}
-			if err == nil {
-				err = in.blocks.again(uint32(a.Before - 1)) // whose sessions give ports back
-			}
-		case a.Before > 0:
-			err = in.share(index, uint32(a.Before-1), v.Block > 0)
-		case v.Flags&uint16(abiNatAddressFlagNAT_ADDRESS_STATIC) == 0:
-			err = in.makePorts(index, v, a)
 		}
 		if err != nil {
 			return fmt.Errorf("external address %s: %w", a.Addr, err)
@@ -416,6 +399,35 @@ func (in *addressMaps) share(index, before uint32, blocks bool) error {
 		err = in.blocks.share(index, before)
 	}
 	return err
+}
+
+// fill makes or shares the maps that an address lacks: known is one that is there, and inBlocks that
+// it gave its ports in blocks. The first result is that its granules are to be adopted.
+func (in *addressMaps) fill(index uint32, v abiNatAddress, a ExternalAddress, known, inBlocks bool) (adopts bool, err error) {
+	before := uint32(a.Before - 1)
+	switch {
+	case known && v.Block > 0 && !inBlocks:
+		if in.blocks.has(index) {
+			return true, nil
+		}
+		return true, in.makeBlocks(index, v, a, false)
+	case known:
+		return false, nil
+	case a.Before > 0 && v.Block > 0 && !in.blocks.has(before):
+		err := in.share(index, before, false)
+		if err == nil {
+			err = in.makeBlocks(index, v, a, false)
+		}
+		if err == nil {
+			err = in.blocks.again(before) // whose sessions give ports back
+		}
+		return true, err
+	case a.Before > 0:
+		return false, in.share(index, before, v.Block > 0)
+	case v.Flags&uint16(abiNatAddressFlagNAT_ADDRESS_STATIC) == 0:
+		return false, in.makePorts(index, v, a)
+	}
+	return false, nil
 }
 
 // makePorts makes the maps of an address with ports. Those that are in blocks are not free
