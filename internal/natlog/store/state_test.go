@@ -31,6 +31,9 @@ func TestState(t *testing.T) {
 		r.must(err)
 		return s
 	}
+	if s, err := ReadState(r.dir); err != nil || !s.Time.Equal(r.now) {
+		t.Errorf("before the first second: %+v, %v", s, err)
+	}
 	if s := tick(); !s.Time.Equal(r.now) || s.Namespace != 77 || len(s.Gaps) != 0 || s.Error != "" {
 		t.Errorf("at the start: %+v", s)
 	}

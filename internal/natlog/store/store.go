@@ -207,6 +207,7 @@ func Open(o Options) (*Store, error) {
 		<-s.done
 		return nil, errors.Join(err, s.lock.Close())
 	}
+	s.writeState(s.wall())
 	return s, nil
 }
 
