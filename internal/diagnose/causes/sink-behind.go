@@ -30,7 +30,7 @@ var sinkBehind = Cause{
 	Proof:         "sinks.json in the folder of the log: a sink that is not connected, or has had something unsent, for 60 s. It is critical if records were lost for it during the window: the log no longer had them.",
 	FalsePositive: "A sink that was down and catches up: it is reported only while it is more than 60 s behind. Datagrams that are lost on the way are not noticed.",
 	Cure:          "Start the receiver, or give it the time and disk that it needs: what it has missed comes from the log by itself. Keep the log for longer than a receiver may be away.",
-	NoLab:         "a lab keeps no log of translations; tests of `natkit log --sink` stop and slow down receivers",
+	NoLab:         "a lab keeps no log of translations; tests of internal/natlog/sink stop and slow down receivers",
 	judge:         judgeSinkBehind,
 }
 
