@@ -2,7 +2,10 @@
 
 package snapshot
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // Log is how the log of translations of the namespace is kept, by natkit log or natkit serve.
 type Log struct {
@@ -37,4 +40,10 @@ type LogSink struct {
 	Unsent    int       `json:"unsent_records"`
 	Lost      uint64    `json:"lost_records"` // in the window: no file of the log has them any more
 	Error     string    `json:"error,omitempty"`
+}
+
+// Name is the sink without its options, which name files and users.
+func (s *LogSink) Name() string {
+	name, _, _ := strings.Cut(s.URL, "?")
+	return name
 }

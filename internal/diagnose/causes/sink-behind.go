@@ -5,7 +5,6 @@ package causes
 import (
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"natkit/internal/snapshot"
@@ -57,7 +56,7 @@ func judgeSinkBehind(f facts) *verdict {
 	if worst == nil {
 		return nil
 	}
-	name, from := sinkName(worst), f.Log.Folder+"/sinks.json"
+	name, from := worst.Name(), f.Log.Folder+"/sinks.json"
 	v := &verdict{impact: late}
 	v.Severity = Warning
 	switch {
@@ -84,12 +83,6 @@ func judgeSinkBehind(f facts) *verdict {
 	v.Remedy = f.reachSink(worst)
 	v.Verify = f.look("cat " + quote(from))
 	return v
-}
-
-// sinkName is a sink without its options.
-func sinkName(s *snapshot.LogSink) string {
-	name, _, _ := strings.Cut(s.URL, "?")
-	return name
 }
 
 // lateFor is seconds as people write them.

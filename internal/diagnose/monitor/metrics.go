@@ -415,8 +415,7 @@ func (st *state) exposeLogs(e *exposition.Exposition) {
 			e.Gauge(descLogAge, l.at.Sub(l.Written).Seconds(), space)
 		}
 		for _, s := range l.Sinks {
-			name, _, _ := strings.Cut(s.URL, "?") // options name files and users
-			rows = append(rows, row{s, name, space})
+			rows = append(rows, row{s, s.Name(), space})
 		}
 	}
 	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Compare(b.Behind, a.Behind) })

@@ -46,12 +46,9 @@ func readFacts(dir string, namespace uint64) (*snapshot.Log, error) {
 		return nil, err
 	}
 	l := &snapshot.Log{Folder: dir, Wanted: namespace == 0, Written: state.Time, Lost: state.Lost, Error: state.Error}
-	for _, g := range slices.Backward(state.Gaps) {
-		if len(l.Gaps) < snapshot.TopN {
-			l.Gaps = append(l.Gaps, snapshot.LogGap{Since: g.Since, Until: g.Until, Why: g.Why})
-		}
-		l.GapCount++
-	}
+	l.GapCount = len(state.Gaps)
+	l.Gaps = slices.Clone(state.Gaps[max(0, l.GapCount-snapshot.TopN):])
+	slices.Reverse(l.Gaps)
 	sinks, err := sink.Read(dir)
 	if err != nil {
 		return l, err

@@ -3,16 +3,12 @@
 package sink
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"time"
 
 	"natkit/internal/natlog/store"
-	"natkit/internal/words/schema"
 )
 
 // FileName is the file in the folder of the log that says how its sinks are, and up to which
@@ -24,6 +20,8 @@ const (
 	Kind    = "log-sinks"
 	Version = 1
 )
+
+var file = store.Beside{Name: FileName, Kind: Kind, Version: Version}
 
 // State is how a sink is.
 type State struct {
@@ -52,37 +50,19 @@ type File struct {
 
 // Read gives how the sinks of a log were when they were written down; none without sinks.
 func Read(dir string) (f File, err error) {
-	path := filepath.Join(dir, FileName)
-	b, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch err = file.Read(dir, &f); {
+	case err == nil, errors.Is(err, fs.ErrNotExist):
 		return f, nil
+	case errors.Is(err, store.ErrNewer):
+		return f, fmt.Errorf("%w, or remove the file to begin again", err)
+	case errors.Is(err, store.ErrDamaged): // positions are lost, and each sink begins with what is alive
+		return File{}, fmt.Errorf("%w: remove it, and all sinks begin again with what is alive", err)
 	}
-	if err != nil {
-		return f, fmt.Errorf("read the positions of sinks: %w", err)
-	}
-	name, err := schema.Of(b)
-	if kind, version, ok := schema.Parse(name); err == nil && ok && kind == Kind && version > Version {
-		return f, fmt.Errorf("%s is of a newer natkit: use that, or remove the file to begin again", path)
-	}
-	if err == nil {
-		err = json.Unmarshal(b, &f)
-	}
-	if err != nil { // positions are lost, and each sink begins with what is alive
-		return File{}, fmt.Errorf("%s is damaged: remove it, and all sinks begin again with what is alive", path)
-	}
-	return f, nil
+	return f, fmt.Errorf("read the positions of sinks: %w", err)
 }
 
 func writeFile(dir string, f File) error {
-	b, err := json.MarshalIndent(f, "", "  ")
-	if err != nil {
-		return fmt.Errorf("write the positions of sinks: %w", err)
-	}
-	path := filepath.Join(dir, FileName)
-	if err := os.WriteFile(path+".new", append(schema.Put(schema.Name(Kind, Version), b), '\n'), 0o600); err != nil {
-		return fmt.Errorf("write the positions of sinks: %w", err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
+	if err := file.Write(dir, f); err != nil {
 		return fmt.Errorf("write the positions of sinks: %w", err)
 	}
 	return nil

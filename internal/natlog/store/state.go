@@ -3,17 +3,13 @@
 package store
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
 	"natkit/internal/natlog"
-	"natkit/internal/words/schema"
+	"natkit/internal/snapshot"
 )
 
 // StateFile is the file in the folder of the log that tells how the log is kept. It is written
@@ -26,22 +22,17 @@ const (
 	StateVersion = 1
 )
 
+var stateFile = Beside{StateFile, StateKind, StateVersion}
+
 // State is how a log is kept.
 type State struct {
-	Time      time.Time `json:"time"`                  // when this was written
-	Namespace uint64    `json:"netns_inode,omitempty"` // whose translations it has
-	Records   uint64    `json:"records_total"`         // since the log was opened
-	Lost      uint64    `json:"lost_records_total"`    // of these, that could not be written
-	Error     string    `json:"error,omitempty"`       // why records cannot be written now
-	Bytes     int64     `json:"bytes"`                 // of all files
-	Gaps      []Missing `json:"gaps"`                  // of the last day, the newest last
-}
-
-// Missing is a gap.
-type Missing struct {
-	Since time.Time `json:"since"`
-	Until time.Time `json:"until"`
-	Why   string    `json:"reason"`
+	Time      time.Time         `json:"time"`                  // when this was written
+	Namespace uint64            `json:"netns_inode,omitempty"` // whose translations it has
+	Records   uint64            `json:"records_total"`         // since the log was opened
+	Lost      uint64            `json:"lost_records_total"`    // of these, that could not be written
+	Error     string            `json:"error,omitempty"`       // why records cannot be written now
+	Bytes     int64             `json:"bytes"`                 // of all files
+	Gaps      []snapshot.LogGap `json:"gaps"`                  // of the last day, the newest last
 }
 
 // How much of gaps a State has.
@@ -53,29 +44,20 @@ const (
 // ReadState gives how the log in a folder was kept when that was written down. The error is
 // fs.ErrNotExist where no log is.
 func ReadState(dir string) (s State, err error) {
-	path := filepath.Join(dir, StateFile)
-	b, err := os.ReadFile(path)
-	if err != nil {
+	switch err = stateFile.Read(dir, &s); {
+	case errors.Is(err, ErrDamaged):
+		return State{}, fmt.Errorf("%w; natkit log and natkit serve write it again", err)
+	case err != nil && !errors.Is(err, ErrNewer):
 		return s, fmt.Errorf("read how the log is kept: %w", err)
 	}
-	name, err := schema.Of(b)
-	if kind, version, ok := schema.Parse(name); err == nil && ok && kind == StateKind && version > StateVersion {
-		return s, fmt.Errorf("%s is of a newer natkit: use that", path)
-	}
-	if err == nil {
-		err = json.Unmarshal(b, &s)
-	}
-	if err != nil {
-		return State{}, fmt.Errorf("%s is damaged; natkit log and natkit serve write it again", path)
-	}
-	return s, nil
+	return s, err
 }
 
 // noteGaps keeps the gaps among records that were written.
 func (s *Store) noteGaps(records []natlog.Record) {
 	for i := range records {
 		if r := &records[i]; r.Event == natlog.Gap {
-			s.gaps = append(s.gaps, Missing{r.Since.Time(), r.Time.Time(), r.Note})
+			s.gaps = append(s.gaps, snapshot.LogGap{Since: r.Since.Time(), Until: r.Time.Time(), Why: r.Note})
 		}
 	}
 	s.gaps = s.gaps[max(0, len(s.gaps)-gapsMost):]
@@ -83,19 +65,8 @@ func (s *Store) noteGaps(records []natlog.Record) {
 
 // writeState writes the file. What fails is tried again in a second.
 func (s *Store) writeState(now time.Time) {
-	s.gaps = slices.DeleteFunc(s.gaps, func(m Missing) bool { return now.Sub(m.Until) > gapsFor })
+	s.gaps = slices.DeleteFunc(s.gaps, func(g snapshot.LogGap) bool { return now.Sub(g.Until) > gapsFor })
 	stats := s.Stats()
-	state := State{Time: now.UTC(), Namespace: s.o.Namespace, Records: stats.Records, Lost: stats.Lost, Error: stats.Failing, Bytes: stats.Bytes, Gaps: append([]Missing{}, s.gaps...)}
-	b, err := json.MarshalIndent(state, "", "  ")
-	if err != nil {
-		return
-	}
-	path := filepath.Join(s.o.Dir, StateFile)
-	err = os.WriteFile(path+".new", append(schema.Put(schema.Name(StateKind, StateVersion), b), '\n'), 0o600)
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		os.Remove(path + ".new")
-	}
+	state := State{Time: now.UTC(), Namespace: s.o.Namespace, Records: stats.Records, Lost: stats.Lost, Error: stats.Failing, Bytes: stats.Bytes, Gaps: append([]snapshot.LogGap{}, s.gaps...)}
+	_ = stateFile.Write(s.o.Dir, state)
 }

@@ -35,6 +35,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/natlog"
+	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
 )
 
@@ -142,9 +143,9 @@ type Store struct {
 	lastRun  time.Duration // since the store was opened, which no setting of the clock changes
 	repeat   natlog.Micros // time of the records that the hour began with, if they only repeat
 
-	gaps      []Missing  // the last ones, for the state file
-	rules     *keptRules // nil: none were given
-	rulesLost bool       // they are not in the folder
+	gaps      []snapshot.LogGap // the last ones, for the state file
+	rules     *keptRules        // nil: none were given
+	rulesLost bool              // they are not in the folder
 
 	failedSince time.Time // zero: the last write succeeded
 	failedWhy   error
