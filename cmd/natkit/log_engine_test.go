@@ -441,14 +441,23 @@ func TestWhoByRules(t *testing.T) {
 	w.rules("up", rules("10.0.0.5"))
 	end := w.logs(dir)
 	w.send(20) // of maps, too: the server's names of hosts must be those that the answer has
-	time.Sleep(1500 * time.Millisecond)
+	kept := func(files int) {
+		t.Helper()
+		ktest.Wait(t, 10*time.Second, "the rules to be kept", func() bool {
+			list, err := store.RulesOf(dir)
+			return err == nil && len(list) == files
+		})
+	}
+	// Within a second of a change the files of both sides answer.
+	const apart = 1500 * time.Millisecond
+	kept(1)
 	before := time.Now()
-	time.Sleep(1500 * time.Millisecond)
+	time.Sleep(apart)
 	w.rules("apply", rules("10.0.0.6"))
 	change := time.Now()
-	time.Sleep(2500 * time.Millisecond)
+	kept(2)
+	time.Sleep(apart)
 	after := time.Now()
-	time.Sleep(1500 * time.Millisecond)
 	end(unix.SIGTERM)
 	for _, c := range []struct {
 		at   time.Time

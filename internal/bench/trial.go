@@ -239,10 +239,12 @@ func (s *tester) unknownFlows(first, flows int) (unknown int, err error) {
 
 // forgetFlows makes all flows unknown.
 func (s *tester) forgetFlows() error {
-	for flow := range s.translations.MaxEntries() {
-		if err := s.translations.Put(flow, generatorTranslation{}); err != nil {
-			return fmt.Errorf("forget translation of flow %d: %w", flow, err)
-		}
+	flows := make([]uint32, s.translations.MaxEntries())
+	for i := range flows {
+		flows[i] = uint32(i)
+	}
+	if _, err := s.translations.BatchUpdate(flows, make([]generatorTranslation, len(flows)), nil); err != nil {
+		return fmt.Errorf("forget translations: %w", err)
 	}
 	return nil
 }

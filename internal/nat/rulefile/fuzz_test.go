@@ -50,6 +50,7 @@ func FuzzParse(f *testing.F) {
 		}
 		file.Warnings()
 		text := file.Text()
+		file.Settings()
 		again, err := Parse("f", []byte(text))
 		if err != nil {
 			t.Fatalf("%v\n%s", err, text)
