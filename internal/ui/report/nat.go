@@ -40,15 +40,10 @@ func (p *NATPlan) Text(w io.Writer) error {
 	for _, name := range p.Detached {
 		fmt.Fprintf(&b, "  %s: no longer in the file\n", name)
 	}
-	list := func(mark string, texts []string) {
-		for _, t := range texts {
-			fmt.Fprintf(&b, "%s %s\n", mark, t)
-		}
-	}
-	list("+", p.Set)
-	list("-", p.Unset)
-	list("+", p.Added)
-	list("-", p.Removed)
+	markLines(&b, "+", p.Set)
+	markLines(&b, "-", p.Unset)
+	markLines(&b, "+", p.Added)
+	markLines(&b, "-", p.Removed)
 	if p.Upgrade {
 		b.WriteString("programs of another natkit are replaced; sessions continue\n")
 	}
@@ -61,6 +56,13 @@ func (p *NATPlan) Text(w io.Writer) error {
 	planTail(&b, p.Bypassed, p.Warnings)
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// markLines writes what comes or goes, a line each behind a mark.
+func markLines(b *strings.Builder, mark string, texts []string) {
+	for _, t := range texts {
+		fmt.Fprintf(b, "%s %s\n", mark, t)
+	}
 }
 
 // planTail is what all plans end with.

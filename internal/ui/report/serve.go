@@ -28,12 +28,8 @@ func ServeEventText(w io.Writer, e *control.ServeEvent, stamp bool) error {
 		fmt.Fprintf(&b, "adopted the running engine %s: %s\n", e.Plan.Engine, plural.Count(e.Plan.Rules, "rule"))
 	case "reloaded":
 		fmt.Fprintf(&b, "%s of %s in use: %d new, %d gone\n", plural.Count(e.Plan.Rules, "rule"), e.File, len(e.Plan.Added), len(e.Plan.Removed))
-		for _, t := range e.Plan.Set {
-			fmt.Fprintf(&b, "  + %s\n", t)
-		}
-		for _, t := range e.Plan.Unset {
-			fmt.Fprintf(&b, "  - %s\n", t)
-		}
+		markLines(&b, "  +", e.Plan.Set)
+		markLines(&b, "  -", e.Plan.Unset)
 	case "followed":
 		fmt.Fprintf(&b, "followed: %s\n", why)
 	case "waiting":

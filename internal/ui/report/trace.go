@@ -72,7 +72,7 @@ const (
 )
 
 // broken breaks a line between words so that it fits; what follows is indented. A word that does not fit stays whole, so
-// that it can be copied.
+// that it can be copied. Unlike page.text it keeps the spaces of the line, which are columns.
 func broken(line string, width, indent int) string {
 	if width <= 0 {
 		return line
