@@ -431,11 +431,8 @@ func (e *explanation) target(r *Rule) (netip.Addr, string) {
 	case DNAT:
 		texts := make([]string, len(a.Targets))
 		for i, t := range a.Targets {
-			port := e.p.DestinationPort
-			if !t.Ports.IsZero() {
-				port = t.Ports.First + port - a.Ports.First
-			}
-			texts[i] = endpointText(t.Address, PortRange{port, port})
+			to := a.toTarget(t, e.p.DestinationPort)
+			texts[i] = endpointText(to.Addr(), PortRange{to.Port(), to.Port()})
 			if a.Weights != nil {
 				texts[i] += fmt.Sprintf(" (%d of %d)", a.Weights[i], a.totalWeight())
 			}
@@ -449,6 +446,14 @@ func (e *explanation) target(r *Rule) (netip.Addr, string) {
 		return to, to.String()
 	}
 	return e.p.Destination, ""
+}
+
+// toTarget is what the rule makes of a port that it is for, at one of its targets.
+func (a DNAT) toTarget(t Target, port uint16) netip.AddrPort {
+	if !t.Ports.IsZero() {
+		port = t.Ports.First + port - a.Ports.First
+	}
+	return netip.AddrPortFrom(t.Address, port)
 }
 
 // moved is an address of one prefix in another of the same length.

@@ -84,15 +84,10 @@ func (f *File) destined(rules []*Rule, p Packet) (best *Rule) {
 func (r *Rule) internal(end netip.AddrPort) (ends []netip.AddrPort) {
 	switch a := r.Action.(type) {
 	case Map:
-		n := number(a.Inside.Masked().Addr()) + number(end.Addr()) - number(a.Outside.Masked().Addr())
-		ends = append(ends, netip.AddrPortFrom(address(n), end.Port()))
+		ends = append(ends, netip.AddrPortFrom(moved(end.Addr(), a.Inside), end.Port()))
 	case DNAT:
 		for _, t := range a.Targets {
-			port := end.Port()
-			if !t.Ports.IsZero() {
-				port = t.Ports.First + port - a.Ports.First
-			}
-			ends = append(ends, netip.AddrPortFrom(t.Address, port))
+			ends = append(ends, a.toTarget(t, end.Port()))
 		}
 	}
 	return ends
