@@ -310,6 +310,7 @@ type Talker struct {
 	Addr      netip.Addr `json:"address,omitzero"`
 	Entries   uint64     `json:"entries"`
 	Unreplied uint64     `json:"unreplied"`
+	HalfOpen  uint64     `json:"half_open_entries,omitempty"` // of a source: its TCP connections that are not complete
 	Missed    uint64     `json:"missed,omitempty"`
 }
 

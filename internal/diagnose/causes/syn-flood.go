@@ -5,6 +5,7 @@ package causes
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"natkit/internal/snapshot"
@@ -25,9 +26,9 @@ var synFlood = Cause{
 	Explains:   []string{"unreplied-flood", "conntrack-table-full", "conntrack-table-nearly-full"},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanCounters},
 	Symptom:    "A published service is slow or dead. The table fills with half-open connections from many addresses.",
-	Proof: fmt.Sprintf("Most TCP entries are half open, at least %d and %s of nf_conntrack_max (in a small table %d and %s), and either the service replied and its clients did not (SYN_RECV), or they go to one destination from no single source. Critical if the kernel evicted half-open connections or a server's SYN queue was full.",
+	Proof: fmt.Sprintf("Most TCP entries are half open, at least %d and %s of nf_conntrack_max (in a small table %d and %s), and no few hosts opened most of them. Either the service replied and its clients did not (SYN_RECV), and the replies leave by the interface that the clients are on; or they go to one destination, which does reply to others. Critical if the kernel evicted half-open connections or a server's SYN queue was full.",
 		floodEntries, percent(floodRoom), floodSmall, percent(floodSmallRoom)),
-	FalsePositive: "One client that scans or hammers a dead service is unreplied-flood. Many connections being opened beside many more open ones are a busy service.",
+	FalsePositive: "A few clients whose replies get lost are clients-unreached. A client that scans, and clients of a server that replies to nobody, are unreplied-flood. Many connections being opened beside many more open ones are a busy service.",
 	Cure:          "Use SYNPROXY: the kernel replies with cookies and creates an entry only for a client that completes the handshake. Shorter timeouts of half-open connections help at once.",
 	judge:         judgeSYNFlood,
 }
@@ -41,21 +42,51 @@ type halfOpen struct {
 
 func (h halfOpen) all() uint64 { return saturate(h.answered, h.silent) }
 
-// halfOpen adds them up; ok is false if they are no flood.
+// halfOpen adds them up; ok is false if they are no flood. Clients whose replies get lost, or whose server is gone,
+// leave such entries too, and many of them. Three facts tell these apart: a few hosts opened most of them; the
+// destination replies to nobody; or the replies of such a connection leave by an interface that its client is not on.
 func (f facts) halfOpen(limit uint64) (h halfOpen, ok bool) {
 	t := f.Conntrack.Table
 	h.answered, h.silent = t.ByState["SYN_RECV"], t.ByState["SYN_SENT"]
 	half := h.all()
-	many := half >= floodEntries && share(half, limit) >= floodRoom || half >= floodSmall && share(half, limit) >= floodSmallRoom
-	if !many || half > t.Entries || share(half, t.ByProtocol["tcp"]) < floodMajority {
+	many := half >= f.few(floodEntries) && share(half, limit) >= f.part(floodRoom) || half >= f.few(floodSmall) && share(half, limit) >= f.part(floodSmallRoom)
+	if !many || half > t.Entries || share(half, t.ByProtocol["tcp"]) < f.part(floodMajority) || share(f.openedByFew(h), half) >= oneSource {
 		return h, false
 	}
 	if len(t.Destinations) > 0 && t.Destinations[0].Addr.IsValid() && share(t.Destinations[0].Entries, t.Entries) >= oneSource {
 		h.dest, h.hasDest = t.Destinations[0], true
 	}
-	author, known := mostUnreplied(t.Sources)
-	scanned := known && share(author.Unreplied, h.silent) >= oneSource
-	return h, share(h.answered, half) >= floodMajority || h.hasDest && !scanned
+	if share(h.answered, half) >= floodMajority {
+		return h, !f.ledAstray()
+	}
+	return h, h.hasDest && h.dest.Unreplied < h.dest.Entries
+}
+
+// openedByFew is how many of the half-open connections the sources with most entries have opened, for certain. Of a
+// flood from forged addresses it is a small part.
+func (f facts) openedByFew(h halfOpen) (n uint64) {
+	t, unreplied := f.Conntrack.Table, uint64(0)
+	for _, s := range t.Sources {
+		n, unreplied = saturate(n, s.HalfOpen), saturate(unreplied, s.Unreplied)
+	}
+	if n > 0 {
+		return n
+	}
+	// Files of older versions do not have these numbers of each source.
+	n = min(unreplied, h.silent)
+	for _, u := range t.Halfway {
+		n = saturate(n, u.Entries)
+	}
+	return n
+}
+
+// ledAstray says whether replies to half-open connections leave by another interface than their client is on.
+func (f facts) ledAstray() bool {
+	return slices.ContainsFunc(f.Conntrack.Table.Halfway, func(u snapshot.UnansweredUse) bool {
+		link, near := f.linkTo(u.Source)
+		r, asked := f.wayBack(u)
+		return asked && near && r.Out != link.Name
+	})
 }
 
 func judgeSYNFlood(f facts) *verdict {

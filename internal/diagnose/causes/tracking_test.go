@@ -5,6 +5,8 @@ package causes
 // Causes in the entries of the table beyond their number, and in who reads them.
 
 import (
+	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -57,6 +59,26 @@ func also(code string, changes ...func(s *snapshot.Snapshot)) func(s *snapshot.S
 	}
 }
 
+// clients are so many hosts with so many half-open connections each.
+func clients(hosts, halfOpen int) (out []snapshot.Talker) {
+	for i := range hosts {
+		out = append(out, snapshot.Talker{Addr: addr(fmt.Sprintf("192.168.1.%d", 100+i)), Entries: uint64(halfOpen), HalfOpen: uint64(halfOpen)})
+	}
+	return out
+}
+
+// unconfirmed has such hosts not confirm connections that a server replied to.
+func unconfirmed(hosts, each int) func(s *snapshot.Snapshot) {
+	return func(s *snapshot.Snapshot) {
+		t := s.Conntrack.Table
+		t.Sources = clients(hosts, each)
+		to := snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.80:443"))
+		for _, c := range t.Sources {
+			t.Halfway = append(t.Halfway, snapshot.UnansweredUse{Protocol: "tcp", Source: c.Addr, SNAT: true, Dest: to, Target: to, Entries: c.Entries, Recent: c.Entries / 2})
+		}
+	}
+}
+
 func TestSYNFlood(t *testing.T) {
 	const warn = "warning syn-flood"
 	states := func(open, answered, silent uint64) func(s *snapshot.Snapshot) {
@@ -71,10 +93,34 @@ func TestSYNFlood(t *testing.T) {
 		{"nobody answers, from everywhere to one", also("syn-flood", states(4000, 0, 47000), func(s *snapshot.Snapshot) {
 			s.Conntrack.Table.ByStatus["UNREPLIED"] = 47000
 		}), warn},
+		{"a destination that replies to nobody", also("syn-flood", states(4000, 0, 47000), func(s *snapshot.Snapshot) {
+			s.Conntrack.Table.ByStatus["UNREPLIED"] = 47000
+			s.Conntrack.Table.Destinations[0] = snapshot.Talker{Addr: addr("192.168.1.80"), Entries: 47000, Unreplied: 47000}
+		}), "warning unreplied-flood"},
 		{"nobody answers one source: a scan", also("syn-flood", states(4000, 0, 47000), func(s *snapshot.Snapshot) {
 			s.Conntrack.Table.ByStatus["UNREPLIED"] = 47000
 			s.Conntrack.Table.Sources[0] = snapshot.Talker{Addr: addr("192.168.1.66"), Entries: 47000, Unreplied: 46000}
 		}), "warning unreplied-flood"},
+		{"a few clients of a server that does not reply any more", also("syn-flood", states(4000, 0, 47000), func(s *snapshot.Snapshot) {
+			s.Conntrack.Table.ByStatus["UNREPLIED"] = 47000
+			s.Conntrack.Table.Sources = clients(10, 4700)
+		}), "warning unreplied-flood"},
+		{"from the addresses of a network", also("syn-flood", func(s *snapshot.Snapshot) { s.Conntrack.Table.Sources = clients(snapshot.TopN, 190) }), warn},
+		{"a busy host beside it", also("syn-flood", func(s *snapshot.Snapshot) {
+			s.Conntrack.Table.Sources = append([]snapshot.Talker{{Addr: addr("192.168.1.20"), Entries: 5000, HalfOpen: 10}}, clients(snapshot.TopN-1, 190)...)
+		}), warn},
+		{"a few clients that do not confirm", also("syn-flood", unconfirmed(10, 4500)), "critical clients-unreached"},
+		{"a few clients, by a file of an older version", also("syn-flood", unconfirmed(10, 4500), func(s *snapshot.Snapshot) {
+			for i := range s.Conntrack.Table.Sources {
+				s.Conntrack.Table.Sources[i].HalfOpen = 0
+			}
+		}), "critical clients-unreached"},
+		{"a network of clients whose replies are led astray", also("syn-flood", unconfirmed(snapshot.TopN, 190), func(s *snapshot.Snapshot) {
+			s.Routes = []snapshot.RouteAnswer{{In: "eth0", Source: addr("203.0.113.80"), Dest: addr("192.168.1.100"), Answer: snapshot.RouteFound, Out: "eth0", Table: 77}}
+		}), "critical clients-unreached"},
+		{"a network of forged addresses", also("syn-flood", unconfirmed(snapshot.TopN, 190), func(s *snapshot.Snapshot) {
+			s.Routes = []snapshot.RouteAnswer{{In: "eth0", Source: addr("203.0.113.80"), Dest: addr("192.168.1.100"), Answer: snapshot.RouteFound, Out: "eth1", Table: 254}}
+		}), warn},
 		{"a busy service", also("syn-flood", states(40000, 5000, 1000)), ""},
 		{"few", also("syn-flood", states(100, 2000, 1000)), ""},
 		{"more than entries", also("syn-flood", states(0, 1<<50, 1<<50)), ""},

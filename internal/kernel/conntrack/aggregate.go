@@ -179,6 +179,9 @@ func (a *Aggregate) Add(f *Flow) {
 	count(&a.hwOffload, f.Status&StatusHWOffload != 0)
 	if a.lists&ListSources != 0 {
 		a.sources.add(f.Orig.Src.As16(), unreplied, 0)
+		if f.halfOpen() {
+			a.sources.lastHalfOpen()
+		}
 	}
 	if a.lists&ListDestinations != 0 {
 		a.destinations.add(f.Orig.Dst.As16(), unreplied, 0)
@@ -372,6 +375,11 @@ func (a *Aggregate) targetRows(rows int) []snapshot.TargetUse {
 // translates them (Open vSwitch, a VRF), is not this namespace's to tell.
 func (f *Flow) zoned() bool { return f.Has&(HasZone|HasZoneOrig|HasZoneReply) != 0 }
 
+// halfOpen says whether it is a TCP connection that is not complete.
+func (f *Flow) halfOpen() bool {
+	return f.Proto == unix.IPPROTO_TCP && f.Has&HasState != 0 && (f.State == TCPSynSent || f.State == TCPSynRecv)
+}
+
 // maxHelpers is more than the kernel has; a text dump may name any.
 const maxHelpers = 64
 
@@ -464,7 +472,7 @@ func (k unansweredKey) compare(l unansweredKey) int {
 func talkers(t *tally[addrKey], rows int) []snapshot.Talker {
 	var out []snapshot.Talker
 	for _, r := range t.top(rows, func(x, y addrKey) int { return bytes.Compare(x[:], y[:]) }) {
-		out = append(out, snapshot.Talker{Addr: r.key.addr(), Entries: uint64(r.sure()), Unreplied: uint64(r.unreplied), Missed: uint64(r.missed)})
+		out = append(out, snapshot.Talker{Addr: r.key.addr(), Entries: uint64(r.sure()), Unreplied: uint64(r.unreplied), HalfOpen: uint64(r.halfOpen), Missed: uint64(r.missed)})
 	}
 	return out
 }

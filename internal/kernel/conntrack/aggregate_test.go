@@ -174,6 +174,11 @@ tcp 6 20 SYN_RECV src=192.168.0.4 dst=1.2.3.4 sport=9 dport=80 src=192.168.0.9 d
 	if !reflect.DeepEqual(got.Halfway, want) {
 		t.Errorf("answered and not confirmed %+v\nwant %+v", got.Halfway, want)
 	}
+	for _, c := range got.Sources {
+		if want := map[netip.Addr]uint64{addr("192.168.0.2"): 2, addr("192.168.0.4"): 3}[c.Addr]; c.HalfOpen != want {
+			t.Errorf("%s has %d half-open connections, want %d", c.Addr, c.HalfOpen, want)
+		}
+	}
 	if want := map[string]uint64{"sip": 1}; !reflect.DeepEqual(got.ByHelper, want) {
 		t.Errorf("helpers %v, want %v", got.ByHelper, want)
 	}

@@ -33,6 +33,7 @@ type tallyRow[K comparable] struct {
 	count            uint32 // for sure since the key took its row, plus missed
 	missed           uint32 // at most so many before that
 	unreplied        uint32 // of these, flows with the mark that add was given
+	halfOpen         uint32 // of these, those that lastHalfOpen was told of
 	minPort, maxPort uint16
 }
 
@@ -73,6 +74,9 @@ func (t *tally[K]) add(key K, unreplied bool, port uint16) {
 		t.sink(t.place[i])
 	}
 }
+
+// lastHalfOpen says that the entry that was added last is a connection that is not complete.
+func (t *tally[K]) lastHalfOpen() { t.rows[t.last].halfOpen++ }
 
 // makeHeap orders the rows when the first key has no row left.
 func (t *tally[K]) makeHeap() {
