@@ -26,8 +26,15 @@ import (
 	"natkit/internal/words/schema"
 )
 
-// The test binary is also the web server that the demo's lab starts.
+// The test binary is also the web server that the demo's lab starts, and the monitor beside a lab.
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == monitorProcess {
+		if err := runMonitor(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if len(os.Args) > 1 && os.Args[1] == "serve" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()

@@ -75,11 +75,7 @@ func longNight(t *testing.T, length time.Duration) {
 	stop := w.change(nightRouter)
 	defer func() { stop() }()
 	dir := t.TempDir()
-	store, err := history.Create(dir, history.Limits{Bytes: 64 << 20, Age: 24 * time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.startMonitor(10*time.Second, store)
+	w.startMonitor(10*time.Second, dir)
 	rest := func(d time.Duration) { _ = wait(d)(t.Context(), w.faultRun) }
 	between := func(least, most time.Duration) time.Duration { return least + rand.N(most-least) }
 	type made struct {
@@ -107,13 +103,10 @@ func longNight(t *testing.T, length time.Duration) {
 	stop()
 	stop = func() {}
 	w.stopMonitor()
-	if err := store.Close(); err != nil {
-		t.Error(err)
-	}
 
 	var episodes history.Episodes
 	looks := map[time.Time]history.Look{}
-	_, err = history.Read(dir, history.Span{}, func(e *history.Entry) error {
+	_, err := history.Read(dir, history.Span{}, func(e *history.Entry) error {
 		episodes.Add(e)
 		for _, l := range e.Looks {
 			if l.Inode() == w.watched.Handle().Inode() {

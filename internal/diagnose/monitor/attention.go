@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"natkit/internal/diagnose/probe"
+	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 )
 
@@ -43,6 +44,8 @@ type watched struct {
 	ports     uint64
 	table     *snapshot.Table // the last reading
 	dumped    time.Time
+	// wanted says that a finding depends on the table's entries: it begins, stays and ends by them.
+	wanted bool
 }
 
 const (
@@ -67,10 +70,13 @@ const (
 	// portsSymptom is which part of the ports that a source has to choose from all entries
 	// together must be, before one destination may have taken nearly all of them.
 	portsSymptom = 0.8
-	// dumpShare bounds how much of the time the table is read while it has about as many entries, and reusable is how
-	// long a reading stands for the next.
-	dumpShare = 200
-	reusable  = 2 * time.Minute
+	// dumpShare bounds how much of the time the table is read while it has about as many entries, foundShare while a finding
+	// depends on them, and reusable is how long a reading stands for the next.
+	dumpShare  = 200
+	foundShare = 20
+	reusable   = 2 * time.Minute
+	// entrySeconds is what an entry takes of a reading at most.
+	entrySeconds = 4e-6
 
 	// busyEntries and busyForwarded are when a namespace that translates is so busy that a fall of its traffic to a part of fellTo is a
 	// symptom: who does not get a packet through to it, or back, leaves no other trace in it.
@@ -136,6 +142,9 @@ func (a *attention) of(inode uint64) *watched {
 	return r
 }
 
+// engineRefusals are the reasons of the engine's drops that mean that it refuses what it should translate.
+var engineRefusals = append([]string{"no-port", "no-address", "sessions-full", "mappings-full", "sources-full", "fragments-full"}, rulefile.Refusals...)
+
 // symptoms are what a sample shows that may be a fault, in words that stay the same while it lasts, and how much of
 // it there is, in coarse steps: a symptom of which examinations have found nothing is another one when it has grown.
 type symptoms map[string]int
@@ -174,19 +183,12 @@ func symptomsOf(s *snapshot.Snapshot, ports uint64) symptoms {
 			out["resets"] = magnitude(n)
 		}
 	}
-	if s.Drops != nil {
-		frames := uint64(0)
-		for _, row := range s.Drops.Rows {
-			switch {
-			case !row.Benign:
-				name := fmt.Sprintf("drop.%s.%s", row.Cause, row.Reason)
-				out[name] = max(out[name], magnitude(row.Count))
-			case row.Reason == "OTHERHOST":
-				frames += row.Count
+	out.drops(s)
+	if s.Engine != nil {
+		for _, name := range engineRefusals {
+			if n := s.Engine.Packets[name]; n > 0 {
+				out["engine."+name] = magnitude(n)
 			}
-		}
-		if frames >= fewFrames { // for another hardware address or VLAN
-			out["frames"] = magnitude(frames)
 		}
 	}
 	for _, name := range []string{"TcpExt.ListenOverflows", "TcpExt.TCPBacklogDrop", "TcpExt.IPReversePathFilter", "Ip.InAddrErrors", "Ip.OutNoRoutes", "Ip.FragFails", "Ip.ReasmFails", "Udp.RcvbufErrors"} {
@@ -202,6 +204,30 @@ func symptomsOf(s *snapshot.Snapshot, ports uint64) symptoms {
 		out["events"] = magnitude(lost)
 	}
 	return out
+}
+
+// drops adds what was dropped, and the frames that nobody here takes: for another hardware address or VLAN.
+func (out symptoms) drops(s *snapshot.Snapshot) {
+	frames := uint64(0)
+	if s.Drops != nil {
+		for _, row := range s.Drops.Rows {
+			switch {
+			case !row.Benign:
+				name := fmt.Sprintf("drop.%s.%s", row.Cause, row.Reason)
+				out[name] = max(out[name], magnitude(row.Count))
+			case row.Reason == "OTHERHOST":
+				frames += row.Count
+			}
+		}
+	}
+	if s.Frames != nil {
+		for _, q := range s.Frames.Asked {
+			frames += q.Count
+		}
+	}
+	if frames >= fewFrames {
+		out["frames"] = magnitude(frames)
+	}
 }
 
 // sample takes what a sample of a namespace shows.
@@ -365,16 +391,24 @@ func (a *attention) choose(there []snapshot.Netns, urgent func(uint64) bool, now
 // want is how to examine the namespace: cheaper facts ask for the entries of its table.
 func (r *watched) want(inode uint64, now time.Time) probe.Want {
 	w := probe.Want{Inode: inode}
-	if len(r.symptoms) == 0 && r.fresh == 0 {
+	if len(r.symptoms) == 0 && r.fresh == 0 && !r.wanted {
 		return w
 	}
-	if age := now.Sub(r.dumped); r.table != nil && age < reusable && age.Seconds() < dumpShare*r.table.DumpSeconds && r.stillHolds(r.table) {
+	apart := float64(dumpShare)
+	if r.wanted {
+		apart = foundShare
+	}
+	if age := now.Sub(r.dumped); r.table != nil && age < reusable && age.Seconds() < apart*dumpCost(r.table) && r.stillHolds(r.table) {
 		w.Table = r.table
 	} else {
 		w.Dump = true
 	}
 	return w
 }
+
+// dumpCost is how many seconds of processor time another reading takes. What it lasts is longer where others have
+// the processors.
+func dumpCost(t *snapshot.Table) float64 { return min(t.DumpSeconds, entrySeconds*float64(t.Entries)) }
 
 // otherTable is by what a table must have grown or shrunk to be another one: a flood has begun or ended.
 const otherTable = 4

@@ -209,6 +209,29 @@ func (f *findings) urgent(inode uint64) bool {
 	return false
 }
 
+// needTable says whether the namespace has a finding above advice, on or seen in the last window, that is judged by
+// the table's entries.
+func (f *findings) needTable(inode uint64) bool {
+	s := f.spaces[inode]
+	if s == nil {
+		return false
+	}
+	for code, t := range s.tracks {
+		if t.Finding.Severity > causes.Advice && judgedByTable[code] {
+			return true
+		}
+	}
+	return false
+}
+
+var judgedByTable = func() map[string]bool {
+	out := map[string]bool{}
+	for _, c := range causes.Catalogue() {
+		out[c.Code] = slices.Contains(c.Needs, snapshot.CanConntrackDump)
+	}
+	return out
+}()
+
 // Title is how a namespace is spoken of.
 func Title(n snapshot.Netns) string { return n.Title() }
 

@@ -167,7 +167,9 @@ func (m *monitor) judge(s *snapshot.Snapshot) ([]history.Event, []causes.Finding
 	found := slices.ContainsFunc(shown, func(f causes.Finding) bool { return f.Severity > causes.Advice })
 	m.attention.examined(s, found, time.Now())
 	shown = flat(shown)
-	return m.findings.window(s.Netns, s.TakenAt, m.own(s.Netns.Inode, shown)), shown
+	events := m.findings.window(s.Netns, s.TakenAt, m.own(s.Netns.Inode, shown))
+	m.attention.of(s.Netns.Inode).wanted = m.findings.needTable(s.Netns.Inode)
+	return events, shown
 }
 
 // own leaves out findings of the whole machine that another namespace has shown before.

@@ -264,6 +264,9 @@ func TestSymptoms(t *testing.T) {
 		{"benign drop", snapshot.Snapshot{Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 9, Benign: true}}}}, 0, ""},
 		{"frames for others", snapshot.Snapshot{Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 2, Reason: "OTHERHOST", Benign: true}, {Count: 1, Reason: "OTHERHOST", Benign: true}}}}, 0, "frames"},
 		{"few frames for others", snapshot.Snapshot{Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: 2, Reason: "OTHERHOST", Benign: true}}}}, 0, ""},
+		{"requests with another VLAN's tag", snapshot.Snapshot{Frames: &snapshot.Frames{Asked: []snapshot.ARPQuestion{{Count: 5}}}}, 0, "frames"},
+		{"the engine refuses a host", snapshot.Snapshot{Engine: &snapshot.Engine{Packets: map[string]uint64{"source-limit": 1, "translated-out": 900}}}, 0, "engine.source-limit"},
+		{"the engine drops what belongs to nobody", snapshot.Snapshot{Engine: &snapshot.Engine{Packets: map[string]uint64{"no-mapping": 40, "spoofed": 9}}}, 0, ""},
 		{"invalid", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Stats: map[string]uint64{"invalid": 50}}, Counters: map[string]uint64{"Tcp.OutRsts": 9}}, 0, ""},
 		{"invalid and reset", snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Stats: map[string]uint64{"invalid": 50}}, Counters: map[string]uint64{"Tcp.OutRsts": 40}}, 0, "resets"},
 		{"events are lost", snapshot.Snapshot{EventSockets: []snapshot.EventSocket{{Drops: 1}}}, 0, "events"},
@@ -330,6 +333,36 @@ func TestTableIsReadAgain(t *testing.T) {
 	a.changed(3, noon) // reading is for what a change may have broken, too, when the flood is over
 	if w := sample(1000); !w.Dump {
 		t.Errorf("the flood is over: %+v", w)
+	}
+}
+
+// What depends on the table's entries needs them in each window, also where no sample shows anything, and ends by them:
+// an old reading stands for the next ones for a shorter time.
+func TestTableOfAFinding(t *testing.T) {
+	a, f := newAttention(), newFindings()
+	ns := snapshot.Netns{Inode: 3}
+	f.window(ns, noon, []causes.Finding{{Code: "rule-drop", Severity: causes.Critical}, {Code: "clients-unreached", Severity: causes.Advice}})
+	if f.needTable(3) {
+		t.Error("neither needs the table")
+	}
+	f.window(ns, noon.Add(time.Second), []causes.Finding{{Code: "clients-unreached", Severity: causes.Critical}})
+	a.of(3).wanted = f.needTable(3)
+	if w := a.of(3).want(3, noon); !w.Dump {
+		t.Errorf("a finding without a symptom: %+v", w)
+	}
+	read := &snapshot.Table{Entries: 150000, DumpSeconds: 3}
+	a.sample(&snapshot.Snapshot{Netns: ns, Conntrack: &snapshot.Conntrack{CountStart: 150000, Count: 150000, Max: 500000}})
+	a.examined(&snapshot.Snapshot{Netns: ns, Conntrack: &snapshot.Conntrack{Table: read}}, true, noon)
+	for after, again := range map[time.Duration]bool{8 * time.Second: false, 24 * time.Second: true} {
+		if w := a.of(3).want(3, noon.Add(after)); w.Dump != again || !again && w.Table != read {
+			t.Errorf("after %v: %+v, want another reading %v", after, w, again)
+		}
+	}
+	for i := range offAfter {
+		f.window(ns, noon.Add(time.Duration(2+i)*time.Second), nil)
+	}
+	if f.needTable(3) {
+		t.Error("the finding is over")
 	}
 }
 

@@ -52,13 +52,24 @@ type linkState struct {
 	mtu     uint32
 }
 
-// watchChanges begins to listen, once the first look has shown that it is worth it.
+// watchChanges begins to listen, once the first look has shown that it is worth it. Each look chooses again of which
+// interfaces ARP with a tag is counted.
 func (n *sampled) watchChanges(ns *netns.Handle, s *snapshot.Snapshot) {
-	if n.changes != nil || len(s.Chains) == 0 && s.Engine == nil && !s.Netns.Init {
+	if n.changes == nil && len(s.Chains) == 0 && s.Engine == nil && !s.Netns.Init {
 		return
 	}
-	// Without it history shows no changes; a next look tries again.
-	n.changes, _ = listenForChanges(ns)
+	if n.changes == nil {
+		// Without it history shows no changes; a next look tries again.
+		n.changes, _ = listenForChanges(ns)
+	}
+	if n.tagged != nil {
+		n.tagged.close()
+	}
+	n.tagged = nil
+	_ = ns.Do(func() (err error) { // without it such frames are found by the looks alone
+		n.tagged, err = openTagged()
+		return err
+	})
 }
 
 // listenForChanges begins to listen in a namespace.
@@ -67,7 +78,8 @@ func listenForChanges(ns *netns.Handle) (*changeListener, error) {
 	groups := []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF, unix.RTNLGRP_TC}
 	err := ns.Do(func() error {
-		err := errors.Join(l.listen(unix.NETLINK_ROUTE, groups, l.routeMessage), l.listen(unix.NETLINK_NETFILTER, []uint{unix.NFNLGRP_NFTABLES}, l.nftMessage))
+		err := errors.Join(l.listen(unix.NETLINK_ROUTE, groups, nil, l.routeMessage), l.listen(unix.NETLINK_NETFILTER, []uint{unix.NFNLGRP_NFTABLES}, nil, l.nftMessage),
+			l.listen(unix.NETLINK_ROUTE, []uint{unix.RTNLGRP_NEIGH}, permanentNeighbours, l.neighbour))
 		interfaces, _ := net.Interfaces()
 		for _, i := range interfaces {
 			l.links[int32(i.Index)] = linkState{i.Name, i.Flags&net.FlagUp != 0, i.Flags&net.FlagRunning != 0, uint32(i.MTU)}
@@ -81,11 +93,37 @@ func listenForChanges(ns *netns.Handle) (*changeListener, error) {
 	return l, nil
 }
 
-// listen opens a netlink socket in the namespace of the calling thread.
-func (l *changeListener) listen(family int, groups []uint, message func(syscall.NetlinkMessage)) error {
+// permanentNeighbours accepts, of what is announced of neighbours, what says that an entry is permanent (ndm_state):
+// somebody set it. All others change by themselves, all the time.
+var permanentNeighbours = []unix.SockFilter{
+	{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: unix.NLMSG_HDRLEN + 8},
+	{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: unix.NUD_PERMANENT, Jf: 1},
+	{Code: unix.BPF_RET | unix.BPF_K, K: 1 << 16},
+	{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+}
+
+// neighbour is that somebody set a neighbour's hardware address.
+func (l *changeListener) neighbour(m syscall.NetlinkMessage) {
+	const ndMsg = 12
+	a := attributes(m.Data, ndMsg)
+	addr, ok := netip.AddrFromSlice(a[unix.NDA_DST])
+	if !ok || m.Header.Type != unix.RTM_NEWNEIGH || m.Data[0] == unix.AF_BRIDGE || addr.IsMulticast() {
+		return
+	}
+	l.add("neighbour set: %s is %s on %s, permanent", addr, net.HardwareAddr(a[unix.NDA_LLADDR]), l.link(int32(number32(m.Data[4:]))))
+}
+
+// listen opens a netlink socket in the namespace of the calling thread; filter, if not nil, says which messages come.
+func (l *changeListener) listen(family int, groups []uint, filter []unix.SockFilter, message func(syscall.NetlinkMessage)) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, family)
 	if err != nil {
 		return fmt.Errorf("listen for changes: %w", err)
+	}
+	if filter != nil {
+		program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+		if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program); err != nil {
+			return errors.Join(fmt.Errorf("listen for changes: %w", err), unix.Close(fd))
+		}
 	}
 	mask := uint32(0)
 	for _, g := range groups {

@@ -61,6 +61,21 @@ func arpFilter(links []int) frameFilter {
 	return p
 }
 
+// taggedFilter accepts broadcast frames that come in by these interfaces and that the kernel takes for another host's, as
+// ARP's socket sees those of a VLAN without an interface: the tag itself is gone by then.
+func taggedFilter(links []int) frameFilter {
+	var p frameFilter
+	p.load(adLink)
+	p.unless(links, p.drop)
+	p.load(adKind)
+	p.when(unix.PACKET_OTHERHOST, func() {
+		p.load(0) // its hardware address
+		p.when(0xffffffff, p.accept)
+	})
+	p.drop()
+	return p
+}
+
 // astrayFilter accepts what comes in by these interfaces for other hardware addresses, what is for this
 // machine with the tag of a VLAN that it does not have, and IPv4 packets with a small TTL.
 func astrayFilter(links, vlans []int) frameFilter {

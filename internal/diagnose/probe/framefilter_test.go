@@ -16,7 +16,7 @@ func TestFrameFiltersAreValid(t *testing.T) {
 		many[i] = i + 1
 	}
 	for name, filter := range map[string]frameFilter{
-		"ARP": arpFilter(many), "astray": astrayFilter(many, many), "no VLAN": astrayFilter(many[:1], nil),
+		"ARP": arpFilter(many), "tagged": taggedFilter(many), "astray": astrayFilter(many, many), "no VLAN": astrayFilter(many[:1], nil),
 	} {
 		for i, f := range filter {
 			if f.Code&7 != unix.BPF_JMP {

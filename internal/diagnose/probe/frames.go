@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -94,14 +95,28 @@ func openFrames() (*framesTap, error) {
 		indexes = append(indexes, index)
 	}
 	slices.Sort(indexes)
-	if t.arp, err = openPacketTap(unix.SOCK_RAW, arpFilter(indexes), true); err != nil {
+	if t.arp, err = openPacketTap(unix.SOCK_RAW, arpFilter(indexes), unix.ETH_P_ALL, true); err != nil {
 		return nil, fmt.Errorf("look at ARP: %w", err)
 	}
-	if t.astray, err = openPacketTap(unix.SOCK_RAW, astrayFilter(indexes, vlans), true); err != nil {
+	if t.astray, err = openPacketTap(unix.SOCK_RAW, astrayFilter(indexes, vlans), unix.ETH_P_ALL, true); err != nil {
 		t.close()
 		return nil, fmt.Errorf("look at frames: %w", err)
 	}
 	t.astray.watchFlood()
+	return t, nil
+}
+
+// openTagged is a tap of ARP alone, with the tag of a VLAN that this namespace does not have. It stays open: no packet
+// but ARP costs anything by it.
+func openTagged() (*framesTap, error) {
+	t := &framesTap{links: map[int]frameLink{}, own: map[string]bool{}}
+	if _, err := t.chooseLinks(); err != nil {
+		return nil, err
+	}
+	var err error
+	if t.arp, err = openPacketTap(unix.SOCK_RAW, taggedFilter(slices.Sorted(maps.Keys(t.links))), unix.ETH_P_ARP, true); err != nil {
+		return nil, fmt.Errorf("look at ARP of other VLANs: %w", err)
+	}
 	return t, nil
 }
 
@@ -466,6 +481,12 @@ type tappedFrame struct {
 	kind  uint8 // PACKET_HOST and the like
 	vlan  uint16
 	bytes []byte
+}
+
+// any says whether the socket has a frame.
+func (t *packetTap) any() bool {
+	_, _, err := unix.Recvfrom(t.fd, make([]byte, 1), unix.MSG_PEEK)
+	return err == nil
 }
 
 // each reads what the socket has, with VLAN tags, which stand beside the frame.

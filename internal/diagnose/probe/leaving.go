@@ -153,7 +153,7 @@ var internetOnly = func() []unix.SockFilter {
 }()
 
 func openLeaving() (*packetTap, error) {
-	t, err := openPacketTap(unix.SOCK_DGRAM, internetOnly, false)
+	t, err := openPacketTap(unix.SOCK_DGRAM, internetOnly, unix.ETH_P_ALL, false)
 	if err != nil {
 		return nil, fmt.Errorf("look at packets that leave: %w", err)
 	}
@@ -163,7 +163,7 @@ func openLeaving() (*packetTap, error) {
 
 // openPacketTap opens a socket that gets the packets of all interfaces that the filter accepts;
 // with VLAN tags where tags says so.
-func openPacketTap(kind int, filter []unix.SockFilter, tags bool) (*packetTap, error) {
+func openPacketTap(kind int, filter []unix.SockFilter, protocol uint16, tags bool) (*packetTap, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // no packets yet
 	if err != nil {
 		return nil, fmt.Errorf("open packet socket: %w", err)
@@ -177,7 +177,7 @@ func openPacketTap(kind int, filter []unix.SockFilter, tags bool) (*packetTap, e
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 256<<10)
 	}
 	if err == nil {
-		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL)})
+		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(protocol)})
 	}
 	if err != nil {
 		unix.Close(fd)

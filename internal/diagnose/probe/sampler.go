@@ -51,7 +51,8 @@ type Round struct {
 	At      time.Time
 	Seconds float64
 	// Samples are of all namespaces, the caller's own first: Conntrack (the limits and counters),
-	// Drops, and Counters where they were read, with the EventSockets that lost events. What is not there was not read.
+	// Drops, Counters where they were read, with the EventSockets that lost events, the Packets of the eBPF engine, and of
+	// Frames the ARP requests for the namespace's own addresses in a VLAN that it does not have. What is not there was not read.
 	Samples []*snapshot.Snapshot
 	Looks   []*snapshot.Snapshot // those that were asked for and could be read
 	// Idle are those asked for that have no interface but loopback.
@@ -65,6 +66,9 @@ const (
 	// stackEvery is in how many rounds the counters of the stack are read once, of namespaces that
 	// nothing is wrong in. The tracer sees what they lose.
 	stackEvery = 12
+
+	// engineShare bounds how much of the time the counters of an engine are read: a large rule file is read with them.
+	engineShare = 400
 
 	// retrace is how long a tracer lives. What it remembers of namespaces that are gone goes with it.
 	retrace = time.Hour
@@ -85,6 +89,18 @@ type sampled struct {
 	stackAt  time.Time
 	lost     map[uint64]uint64 // events, by the socket's inode
 	changes  *changeListener
+	tagged   *framesTap        // ARP with a tag; nil where changes is
+	engine   bool              // a look has shown that the eBPF engine is up
+	packets  map[string]uint64 // of the engine; nil: not read yet
+	rested   time.Time         // when they are read again
+}
+
+// close ends what is open of the namespace.
+func (n *sampled) close() {
+	n.changes.close()
+	if n.tagged != nil {
+		n.tagged.close()
+	}
 }
 
 // OpenSampler begins. It needs root.
@@ -111,7 +127,7 @@ func OpenSampler(opts Options) (*Sampler, error) {
 func (p *Sampler) Close() {
 	p.shared.close()
 	for _, n := range p.seen {
-		n.changes.close()
+		n.close()
 	}
 }
 
@@ -137,7 +153,7 @@ func (p *Sampler) find() error {
 		n := p.seen[place.Inode]
 		if n == nil || n.ref != place.Ref && !slices.ContainsFunc(place.Processes, func(pid int) bool { return n.ref == fmt.Sprintf("pid:%d", pid) }) {
 			if n != nil {
-				n.changes.close()
+				n.close()
 			}
 			n = &sampled{ref: place.Ref}
 			p.seen[place.Inode] = n
@@ -146,7 +162,7 @@ func (p *Sampler) find() error {
 	}
 	for inode, n := range p.seen {
 		if n.round != p.rounds {
-			n.changes.close()
+			n.close()
 			delete(p.seen, inode)
 		}
 	}
@@ -178,11 +194,13 @@ func (p *Sampler) Round(ctx context.Context, t RoundOptions) (*Round, error) {
 	out.Seconds = out.At.Sub(began).Seconds()
 	out.Samples = p.samples(t.Close)
 	p.sortDrops(out, early)
+	p.sampleEngines(out.Samples)
 	for _, r := range readings {
 		if s, err := r.finish(); err == nil { // else it is gone
 			if n := p.seen[s.Netns.Inode]; n != nil {
 				s.Netns = n.netns
 				n.watchChanges(r.opts.Netns, s)
+				n.engine = s.Engine != nil && s.Engine.Kind == snapshot.EngineEBPF
 			}
 			out.Looks = append(out.Looks, s)
 		}
@@ -273,7 +291,54 @@ func (n *sampled) sample(v *view, stack bool) *snapshot.Snapshot {
 		n.sampleStack(v, s, now)
 		n.sampleEventSockets(v, s)
 	}
+	n.sampleTagged(s)
 	return s
+}
+
+// sampleTagged counts requests for this namespace's addresses in VLANs that it does not have: the kernel discards them
+// uncounted.
+func (n *sampled) sampleTagged(s *snapshot.Snapshot) {
+	if n.tagged == nil || !n.tagged.arp.any() {
+		return
+	}
+	frames := &snapshot.Frames{}
+	if n.tagged.readARP(frames, map[string]bool{}) == nil {
+		s.Frames = &snapshot.Frames{Asked: frames.Asked}
+	}
+}
+
+// sampleEngines counts what the eBPF engine did with packets, where it is up.
+func (p *Sampler) sampleEngines(samples []*snapshot.Snapshot) {
+	for _, s := range samples {
+		n := p.seen[s.Netns.Inode]
+		at := slices.IndexFunc(p.places, func(place netns.Place) bool { return place.Inode == s.Netns.Inode })
+		began := time.Now()
+		if n == nil || !n.engine || at < 0 || began.Before(n.rested) {
+			continue
+		}
+		before := n.packets
+		n.packets = nil
+		h, err := openPlace(p.places[at])
+		if err != nil {
+			continue
+		}
+		now, err := p.opts.Engine(h, nil, false)
+		h.Close()
+		n.rested = time.Now().Add(engineShare * time.Since(began))
+		if err != nil || now == nil || now.Kind != snapshot.EngineEBPF {
+			continue
+		}
+		n.packets = now.Packets
+		if before == nil {
+			continue
+		}
+		s.Engine = &snapshot.Engine{Kind: now.Kind, Packets: map[string]uint64{}}
+		for name, total := range now.Packets {
+			if more := increase(before[name], total); more > 0 {
+				s.Engine.Packets[name] = more
+			}
+		}
+	}
 }
 
 func (n *sampled) sampleConntrack(v *view, s *snapshot.Snapshot, count uint64, stack bool) {
