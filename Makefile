@@ -8,7 +8,7 @@ PREFIX  := /usr/local
 # The demo makes network namespaces, which needs root.
 SUDO    := $(shell test "$$(id -u)" = 0 || command -v sudo)
 
-.PHONY: help build demo test race bench lint generate man schema test-carrier test-kernels test-kernels-short check-instructions packages test-packages image test-kubernetes test-boot test-arm64 install clean
+.PHONY: help build demo test race bench lint generate man schema test-carrier test-collectors test-kernels test-kernels-short check-instructions packages test-packages image test-kubernetes test-boot test-arm64 install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -46,6 +46,10 @@ schema: ## rewrite docs/schema and the list of kinds in docs/json.md from the ty
 
 test-carrier: ## every session of a million is the same through changes of blocks, classes, limits and addresses: minutes, as root
 	NATKIT_FLOWS=1000000 go test ./internal/bench -run '^TestHitlessChange$$' -v
+
+test-collectors: ## read the log with chDB, DuckDB, pandas, goflow2 and from a Kafka broker: downloads 1.1 GB once, then 2 minutes
+	@scripts/install-deps.sh collectors
+	@scripts/test-collectors.sh
 
 test-kernels: ## run the tests of the kernel parts on Linux 6.1 and 6.12 in qemu: hours; writes docs/kernels.md
 	@scripts/install-deps.sh kernels

@@ -3,7 +3,7 @@
 #
 # Install what a make target needs and this machine lacks, on Debian and Ubuntu.
 #
-#   scripts/install-deps.sh test|compare|race|lint|generate|kernels|packages|kubernetes|arm64 ...
+#   scripts/install-deps.sh test|compare|race|lint|generate|kernels|packages|kubernetes|arm64|collectors ...
 #   scripts/install-deps.sh --list TARGET   only print the programs of a target
 #
 # Only packages whose program is missing are installed. Without root (or sudo
@@ -87,6 +87,13 @@ needs() {
 		cpio                cpio
 		END
         ;;
+    collectors)
+        cat <<-'END'
+		python3             python3-venv
+		java                default-jre-headless
+		mvn                 maven
+		END
+        ;;
     lint)
         cat <<-'END'
 		shellcheck          shellcheck
@@ -115,7 +122,7 @@ needs() {
 		END
         ;;
     *)
-        echo "usage: $0 [--list] test|compare|race|lint|generate|kernels|packages|kubernetes|arm64 ..." >&2
+        echo "usage: $0 [--list] test|compare|race|lint|generate|kernels|packages|kubernetes|arm64|collectors ..." >&2
         exit 2
         ;;
     esac

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -43,6 +44,11 @@ var sentRecords = []natlog.Record{
 // sendTo sends the records to a sink.
 func sendTo(t *testing.T, url string) {
 	t.Helper()
+	sendRecords(t, url, sentRecords)
+}
+
+func sendRecords(t *testing.T, url string, records []natlog.Record) {
+	t.Helper()
 	s, err := natlog.ParseSink(url)
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +58,7 @@ func sendTo(t *testing.T, url string) {
 		t.Fatal(err)
 	}
 	defer out.close()
-	if n, err := out.send(t.Context(), sentRecords); err != nil || n != len(sentRecords) {
+	if n, err := out.send(t.Context(), records); err != nil || n != len(records) {
 		t.Fatalf("%s: %d sent: %v", url, n, err)
 	}
 }
@@ -283,4 +289,99 @@ func TestIpfixDump(t *testing.T) {
 			}
 		}
 	}
+}
+
+// goflow2 has every field of every kind of record by the mapping of the documentation, but a
+// gap and microseconds; NetFlow has no names and quotas.
+func TestGoflow2(t *testing.T) {
+	ktest.Collectors(t)
+	const mapping = "../../../docs/goflow2.yaml"
+	records := append(slices.Clone(sentRecords),
+		natlog.Record{Event: natlog.Alive, Time: sentAt + 3, Since: sentAt, Translation: natlog.Translation{Kind: natlog.Mapping, Source: natlog.Kernel, Protocol: 17,
+			Internal: endpoint("10.0.0.9:1001"), External: endpoint("198.51.100.1:65535"), VLAN: 4094, Zone: 65535}},
+		natlog.Record{Event: natlog.Created, Time: sentAt, Translation: natlog.Translation{Kind: natlog.Session, Source: natlog.Engine, Protocol: 6,
+			Internal: endpoint("[2001:db8::9]:1000"), External: endpoint("198.51.100.1:5001"), Destination: endpoint("192.0.2.1:443")}},
+		natlog.Record{Event: natlog.Created, Time: sentAt, Translation: natlog.Translation{Kind: natlog.Session, Source: natlog.Kernel, Protocol: 6,
+			Internal: endpoint("[2001:db8::9]:1000"), External: endpoint("[2001:db8:1::1]:5001"), Destination: endpoint("[2001:db8:2::1]:443")}},
+		natlog.Record{Event: natlog.Exhausted, Time: sentAt, Note: "cgn", Translation: natlog.Translation{Source: natlog.Engine, Protocol: 6, External: endpoint("198.51.100.1:0")}},
+		natlog.Record{Event: natlog.Quota, Time: sentAt, Note: "ports", Translation: natlog.Translation{Source: natlog.Engine, Protocol: 17,
+			Internal: endpoint("100.64.0.7:0"), Subscriber: "line 7"}},
+		natlog.Record{Event: natlog.Gap, Time: sentAt, Since: sentAt - 5_000_000, Translation: natlog.Translation{Source: natlog.Kernel}},
+	)
+	events := map[string][]int{"IPFIX": {4, 5, 16, 17, 8, 6, 1, 12, 13}, "NETFLOW_V9": {1, 2, 1, 2, 1, 1, 1, 3}}
+	for scheme, form := range map[string]string{"ipfix+udp": "IPFIX", "netflow9+udp": "NETFLOW_V9"} {
+		has := records
+		if form == "NETFLOW_V9" {
+			has = records[:8]
+		}
+		t.Run(form, func(t *testing.T) {
+			port, out := freePort(t), filepath.Join(t.TempDir(), "out.json")
+			collect(t, port, "goflow2", "-listen", "netflow://127.0.0.1:"+port, "-addr", "127.0.0.1:0", "-mapping", mapping, "-transport.file", out)
+			sendRecords(t, scheme+"://127.0.0.1:"+port, has)
+			var got []map[string]any
+			ktest.Wait(t, 30*time.Second, "goflow2 to write", func() bool {
+				b, _ := os.ReadFile(out)
+				got = nil
+				for line := range strings.Lines(string(b)) {
+					var row map[string]any
+					if json.Unmarshal([]byte(line), &row) == nil {
+						got = append(got, row)
+					}
+				}
+				return len(got) >= len(events[form])
+			})
+			if len(got) != len(events[form]) {
+				t.Fatalf("%d records, want %d: %v", len(got), len(events[form]), got)
+			}
+			for i, row := range got {
+				if want := goflow2Row(&records[i], form, events[form][i]); !reflect.DeepEqual(row, want) {
+					t.Errorf("record %d is\n%v, want\n%v", i, row, want)
+				}
+			}
+		})
+	}
+}
+
+// goflow2Row is a record as goflow2 prints it. A field of flows that the record lacks is 0 or
+// empty, any other is not there.
+func goflow2Row(r *natlog.Record, form string, event int) map[string]any {
+	number := func(n uint16) float64 { return float64(n) }
+	row := map[string]any{"type": form, "observation_domain_id": 1.0, "time": float64(r.Time / 1000), "nat_event": float64(event),
+		"proto": map[uint8]string{0: "HOPOPT", 6: "TCP", 17: "UDP"}[r.Protocol], "src_addr": "", "src_port": 0.0, "dst_addr": "", "dst_port": 0.0, "vlan_id": number(r.VLAN)}
+	if a := r.Internal; a.IsValid() {
+		row["src_addr"], row["src_port"] = a.Addr().String(), number(a.Port())
+	}
+	if a := r.External; a.IsValid() {
+		row["post_nat_src_addr"] = a.Addr().String()
+	}
+	switch r.Kind {
+	case natlog.Block:
+		row["port_range_start"], row["port_range_end"] = number(r.External.Port()), number(r.LastPort)
+	case natlog.Mapping, natlog.Session:
+		row["post_nat_src_port"] = number(r.External.Port())
+	}
+	if a := r.Destination; a.IsValid() {
+		row["post_nat_dst_addr"], row["post_nat_dst_port"] = a.Addr().String(), number(a.Port())
+		if a.Addr().Is4() == r.Internal.Addr().Is4() {
+			row["dst_addr"], row["dst_port"] = a.Addr().String(), number(a.Port())
+		}
+	}
+	if r.Since != 0 {
+		row["since"], row["until"] = float64(r.Since/1000), float64(r.Time/1000)
+	}
+	if r.Zone != 0 {
+		row["zone"] = number(r.Zone)
+	}
+	if form == "IPFIX" {
+		if r.Subscriber != "" {
+			row["subscriber"] = r.Subscriber
+		}
+		if r.Note != "" {
+			row["pool"] = r.Note
+		}
+		if r.Event == natlog.Quota {
+			row["quota_event"] = 3.0
+		}
+	}
+	return row
 }

@@ -91,6 +91,17 @@ func Tool(t testing.TB, name string) string {
 	return path
 }
 
+// Collectors requires the programs that make test-collectors installs, and returns the folder of
+// Kafka's. They are too large for make test, which leaves the test out.
+func Collectors(t testing.TB) (kafka string) {
+	t.Helper()
+	kafka = os.Getenv("NATKIT_KAFKA")
+	if kafka == "" {
+		skip(t, "is run by make test-collectors")
+	}
+	return kafka
+}
+
 // MoreAtOnce has so many tests for each processor run side by side, of those that may: for
 // packages whose tests mostly wait. TestMain calls it.
 func MoreAtOnce(perProcessor int) {

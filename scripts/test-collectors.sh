@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Read the log with programs that are too large for `make test`: its Parquet files with
+# chDB (ClickHouse in Python), DuckDB and pandas, by the SQL of docs/log.md; its IPFIX and
+# NetFlow with goflow2; its messages to Kafka from a broker, which is also killed.
+#
+#   scripts/test-collectors.sh [ARGUMENTS OF GO TEST]
+#
+# They are installed once, in two minutes, from PyPI, the Go module proxy and Maven Central
+# into $NATKIT_COLLECTORS_CACHE (otherwise natkit/collectors in the user's cache folder): 1.1 GB.
+# The script needs python3 with its module venv, Java 17 or newer, and Maven.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+chdb=4.4.0 duckdb=2.0.1 goflow2=2.2.6 kafka=4.1.1
+cache=${NATKIT_COLLECTORS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/natkit/collectors}
+mkdir -p "$cache"
+exec 9>"$cache/lock"
+flock 9
+
+python=$cache/python-$chdb-$duckdb
+if [ ! -e "$python/complete" ]; then
+    echo "installing chdb $chdb with pandas, and duckdb $duckdb"
+    python3 -m venv "$python"
+    "$python/bin/pip" install -q --no-cache-dir "chdb==$chdb" "duckdb==$duckdb"
+    touch "$python/complete"
+fi
+
+flow=$cache/goflow2-$goflow2
+if [ ! -x "$flow/goflow2" ]; then
+    echo "building goflow2 $goflow2"
+    GOBIN=$flow GOFLAGS=-mod=mod go install "github.com/netsampler/goflow2/v2/cmd/goflow2@v$goflow2"
+fi
+
+broker=$cache/kafka-$kafka
+if [ ! -e "$broker/complete" ]; then
+    echo "installing Kafka $kafka"
+    mkdir -p "$broker"
+    cat >"$broker/pom.xml" <<END
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>natkit</groupId><artifactId>broker</artifactId><version>1</version>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>$kafka</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>$kafka</version></dependency>
+    <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
+  </dependencies>
+</project>
+END
+    mvn -q -B -f "$broker/pom.xml" dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$broker/jars" </dev/null
+    touch "$broker/complete"
+fi
+flock -u 9
+
+# A requirement that is missing is a failure here.
+export CI=true NATKIT_KAFKA=$broker/jars PATH=$flow:$python/bin:$PATH
+go test -count=1 -v "$@" -run '^Test(ColumnReaders|Goflow2|KafkaBroker\w*)$' ./internal/natlog/sink ./internal/natlog/store
