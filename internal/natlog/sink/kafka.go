@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -23,7 +24,7 @@ import (
 type brokers struct {
 	client *kgo.Client
 	node   string
-	topic  string
+	to     natlog.Sink
 }
 
 const kafkaWithin = 30 * time.Second
@@ -66,9 +67,9 @@ func dialKafka(s natlog.Sink, node string) (output, error) {
 	defer cancel()
 	if err := client.Ping(ctx); err != nil {
 		client.Close()
-		return nil, kafkaError(err)
+		return nil, kafkaError(s, err)
 	}
-	return &brokers{client, node, s.Path}, nil
+	return &brokers{client, node, s}, nil
 }
 
 func saslPlain(user, pass string) sasl.Mechanism {
@@ -92,7 +93,7 @@ func (b *brokers) send(ctx context.Context, records []natlog.Record) (int, error
 		list = append(list, r)
 	}
 	if err := b.client.ProduceSync(ctx, list...).FirstErr(); err != nil {
-		return 0, kafkaError(fmt.Errorf("topic %s: %w", b.topic, err))
+		return 0, kafkaError(b.to, err)
 	}
 	return len(list), nil
 }
@@ -102,14 +103,24 @@ func (b *brokers) confirmed() (time.Duration, bool, error) { return 0, true, nil
 func (b *brokers) close() { b.client.Close() }
 
 // kafkaError is an error of the client in fewer words.
-func kafkaError(err error) error {
+func kafkaError(s natlog.Sink, err error) error {
 	var of *kerr.Error
 	if errors.As(err, &of) {
 		return fmt.Errorf("the broker answered %s: %s", of.Message, of.Description)
 	}
+	if strings.Contains(err.Error(), "tls alert record") { // of a length that is none; it has no type
+		return errors.New("the broker speaks TLS there (tls=yes)")
+	}
 	var dial *kgo.ErrFirstReadEOF
 	if errors.As(err, &dial) {
-		return errors.New("the broker closed the connection: it may want TLS (tls=yes) or a password (user=, password-file=)")
+		secure, password := "want TLS (tls=yes)", "want a password (user=, password-file=)"
+		if s.Secure {
+			secure = "speak no TLS there (tls=no)"
+		}
+		if s.User != "" {
+			password = "know no such mechanism (sasl=)"
+		}
+		return fmt.Errorf("the broker closed the connection: it may %s, or %s", secure, password)
 	}
 	if errors.Is(err, kgo.ErrRecordTimeout) || errors.Is(err, kgo.ErrRecordRetries) {
 		return errors.New("no broker took the records in time")

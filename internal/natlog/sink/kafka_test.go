@@ -4,6 +4,9 @@ package sink
 
 import (
 	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -67,9 +70,19 @@ func TestKafkaRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cluster.Close()
+	// A port of TLS has an alert for what is none, one without closes.
+	tlsPort, plainPort := repliesTo(t, []byte{21, 3, 3, 0, 2, 2, 80}), repliesTo(t, nil)
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for url, says := range map[string]string{
-		"kafka://" + cluster.ListenAddrs()[0] + "/none": "UNKNOWN_TOPIC_OR_PARTITION",
-		"kafka://127.0.0.1:1/nat":                       "connection refused",
+		"kafka://" + cluster.ListenAddrs()[0] + "/none":                     "UNKNOWN_TOPIC_OR_PARTITION",
+		"kafka://127.0.0.1:1/nat":                                           "connection refused",
+		"kafka://" + tlsPort + "/nat":                                       "the broker speaks TLS there (tls=yes)",
+		"kafka://" + plainPort + "/nat":                                     "it may want TLS (tls=yes), or want a password (user=, password-file=)",
+		"kafka://" + plainPort + "/nat?tls=yes":                             "it may speak no TLS there (tls=no), or want a password (user=, password-file=)",
+		"kafka://" + plainPort + "/nat?user=natkit&password-file=" + secret: "it may want TLS (tls=yes), or know no such mechanism (sasl=)",
 	} {
 		s, err := natlog.ParseSink(url)
 		if err != nil {
@@ -84,4 +97,26 @@ func TestKafkaRefuses(t *testing.T) {
 			t.Errorf("%s: %v, want %q", url, err, says)
 		}
 	}
+}
+
+// repliesTo is the address of a server that reads once, replies, and closes.
+func repliesTo(t *testing.T, reply []byte) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Read(make([]byte, 4096))
+			_, _ = conn.Write(reply)
+			conn.Close()
+		}
+	}()
+	return ln.Addr().String()
 }

@@ -35,6 +35,7 @@ type gateway struct {
 	sinks *Sinks
 	store *store.Store
 	next  int // records so far
+	all   []natlog.Record
 
 	mu   sync.Mutex
 	said []string
@@ -94,6 +95,7 @@ func (g *gateway) append(n int) {
 		list = append(list, record(g.next))
 		g.next++
 	}
+	g.all = append(g.all, list...)
 	if err := g.store.Append(list); err != nil {
 		g.t.Fatal(err)
 	}

@@ -104,7 +104,7 @@ func AppendSyslog(b []byte, r *natlog.Record, node string, facility uint8) []byt
 	}
 	put("event", r.Event.String())
 	put("kind", r.Kind.String())
-	put("source", r.Source.String())
+	put("translator", r.Source.String())
 	put("protocol", natlog.ProtocolName(r.Protocol))
 	endpoint("internal", r.Internal)
 	endpoint("external", r.External)

@@ -4,6 +4,7 @@ package wire
 
 import (
 	"encoding/json"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -16,21 +17,38 @@ func TestSyslogText(t *testing.T) {
 		r    natlog.Record
 		want string
 	}{
-		{examples[0], `<30>1 2025-11-24T16:00:00.123456Z gw1 natkit - created [natkit@32473 event="created" kind="mapping" source="kernel" protocol="tcp" ` +
+		{examples[0], `<30>1 2025-11-24T16:00:00.123456Z gw1 natkit - created [natkit@32473 event="created" kind="mapping" translator="kernel" protocol="tcp" ` +
 			`internal_address="10.0.0.9" internal_port="1000" external_address="198.51.100.1" external_port="5000" since="2025-11-24T16:00:00.123456Z"] ` +
 			`tcp mapping created 10.0.0.9:1000 -> 198.51.100.1:5000`},
-		{examples[2], `<30>1 2025-11-24T16:00:00.123456Z gw1 natkit - created [natkit@32473 event="created" kind="session" source="kernel" protocol="udp" ` +
+		{examples[2], `<30>1 2025-11-24T16:00:00.123456Z gw1 natkit - created [natkit@32473 event="created" kind="session" translator="kernel" protocol="udp" ` +
 			`internal_address="10.0.0.9" internal_port="1000" external_address="198.51.100.1" external_port="5000" ` +
 			`destination_address="192.0.2.1" destination_port="443" vlan="12" zone="7"] udp session created 10.0.0.9:1000 -> 198.51.100.1:5000 to 192.0.2.1:443`},
-		{examples[5], `<30>1 2025-11-24T16:00:00.123456Z gw1 natkit - created [natkit@32473 event="created" kind="block" source="ebpf" ` +
+		{examples[5], `<30>1 2025-11-24T16:00:00.123456Z gw1 natkit - created [natkit@32473 event="created" kind="block" translator="ebpf" ` +
 			`internal_address="100.64.0.7" internal_port="0" external_address="198.51.100.1" external_port="1024" external_port_last="1535" subscriber="line 7"] ` +
 			`block created 100.64.0.7:0 -> 198.51.100.1:1024-1535`},
-		{examples[9], `<28>1 2025-11-24T16:00:00.123456Z gw1 natkit - exhausted [natkit@32473 event="exhausted" source="ebpf" protocol="tcp" ` +
+		{examples[9], `<28>1 2025-11-24T16:00:00.123456Z gw1 natkit - exhausted [natkit@32473 event="exhausted" translator="ebpf" protocol="tcp" ` +
 			`external_address="198.51.100.1" external_port="0" note="pool main"] no tcp port or address left -> 198.51.100.1:0`},
 		{examples[12], `<28>1 2025-11-24T16:00:00.123956Z gw1 natkit - gap [natkit@32473 event="gap" since="2025-11-24T15:59:59.123456Z" note="natkit log was not running"] events are missing`},
 	} {
 		if got := string(AppendSyslog(nil, &tt.r, "gw1", 3)); got != tt.want {
 			t.Errorf("\n%s, want\n%s", got, tt.want)
+		}
+	}
+}
+
+// Structured data has the columns of the log's files by their names, as the documentation says.
+func TestSyslogNames(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/log.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "| Column | Meaning |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	for i := range examples {
+		for _, m := range regexp.MustCompile(` ([a-z_]+)="`).FindAllStringSubmatch(string(AppendSyslog(nil, &examples[i], "gw1", 3)), -1) {
+			if !strings.Contains(table, "`"+m[1]+"`") {
+				t.Errorf("%s is no column", m[1])
+			}
 		}
 	}
 }
