@@ -92,4 +92,4 @@ install: build ## install natkit, its man page and units below PREFIX (/usr/loca
 	for unit in deploy/systemd/*.service; do sed 's#/usr/bin/natkit#$(PREFIX)/bin/natkit#' $$unit >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}; done
 
 clean: ## remove what the other targets left in this folder
-	rm -rf natkit dist .cache
+	rm -rf --one-file-system natkit dist .cache

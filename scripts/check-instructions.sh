@@ -17,7 +17,7 @@ routers=xdp-forward,ebpf,accel,ebpf-tc,accel-tc
 table=docs/bench.md
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf --one-file-system "$work"' EXIT
 
 # count adds a line for each router to the counts: its name, and instructions a packet.
 count() {

@@ -33,7 +33,7 @@ shift $((OPTIND - 1))
 revision=$(git rev-parse --verify --quiet "$1^{commit}") || { echo "$0: no revision $1" >&2; exit 2; }
 
 work=$(mktemp -d)
-trap 'git worktree remove --force "$work/tree" 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'git worktree remove --force "$work/tree" 2>/dev/null || true; rm -rf --one-file-system "$work"' EXIT
 git worktree add --quiet --detach "$work/tree" "$revision"
 (cd "$work/tree" && CGO_ENABLED=0 go build -o "$work/before" ./cmd/natkit)
 CGO_ENABLED=0 go build -o "$work/after" ./cmd/natkit

@@ -17,7 +17,7 @@ shift || true
 [ $# -gt 0 ] || set -- --router nft,nft-flowtable,xdp-forward,ebpf,accel,ebpf-tc,accel-tc --both-ways --flows 1 --trials 3 --duration 20ms
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf --one-file-system "$work"' EXIT
 mkdir -p "$work/guest/bin"
 CGO_ENABLED=0 go build -o "$work/guest/bin/natkit" ./cmd/natkit
 kernel=$(scripts/fetch-kernel.sh "$version")

@@ -29,11 +29,11 @@ fi
 }
 folder=$cache/$package
 if [ ! -d "$folder/boot" ]; then
-    rm -rf "$folder"
+    rm -rf --one-file-system "$folder"
     mkdir -p "$folder"
     (cd "$folder" && apt-get -qq download "$package" 2>/dev/null && dpkg -x ./*.deb unpacked &&
-        rm -- *.deb && mv unpacked/lib unpacked/boot . && rm -r unpacked) || {
-        rm -rf "$folder"
+        rm -- *.deb && mv unpacked/lib unpacked/boot . && rm -r --one-file-system unpacked) || {
+        rm -rf --one-file-system "$folder"
         echo "cannot download $package" >&2
         exit 1
     }

@@ -27,7 +27,7 @@ shift $((OPTIND - 1))
 cache=$PWD/.cache/kernels
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf --one-file-system "$work"' EXIT
 guest=$work/guest
 scripts/make-guest.sh "$guest"
 install -d "$guest/usr/bin"

@@ -28,10 +28,10 @@ export MAINTAINER=${MAINTAINER:-natkit <natkit@packages.invalid>}
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 
-rm -rf dist
+rm -rf --one-file-system dist
 mkdir -p dist
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf --one-file-system "$work"' EXIT
 
 # lay_out puts below $ROOT what both kinds of packages contain, but the units.
 lay_out() {

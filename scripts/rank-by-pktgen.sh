@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf --one-file-system "$work"' EXIT
 guest=$work/guest
 for program in ip nft dash awk; do
     program=$(command -v "$program")

@@ -36,7 +36,7 @@ kernel=$1 files=$2
 shift 2
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf --one-file-system "$work"' EXIT
 
 # archive packs a folder as the kernel wants an initramfs.
 archive() { (cd "$1" && find . -print0 | cpio --null -o -H newc --quiet); }
@@ -51,7 +51,7 @@ base() {
         [ ! -d "$kernel/lib/modules/$release/kernel/$folder" ] ||
             cp -r "$kernel/lib/modules/$release/kernel/$folder" "$root/lib/modules/$release/kernel/$folder"
     done
-    rm -rf "$root/lib/modules/$release/kernel/drivers/net/"{ethernet,wireless,usb}
+    rm -rf --one-file-system "$root/lib/modules/$release/kernel/drivers/net/"{ethernet,wireless,usb}
     cp "$kernel/lib/modules/$release"/modules.{order,builtin,builtin.modinfo} "$root/lib/modules/$release/"
     find "$root/lib/modules" -name '*.ko.xz' -exec xz -d {} +
     depmod -b "$root" "$release"

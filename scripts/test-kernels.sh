@@ -76,7 +76,7 @@ cache=$PWD/.cache/kernels
 table=docs/kernels.md
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf --one-file-system "$work"' EXIT
 
 # programs prints a fingerprint of a package's eBPF programs.
 programs() { go run scripts/programs.go "$1" | awk '{ print $2 }'; }
@@ -207,6 +207,6 @@ for name in "${names[@]}"; do
             write_rows "$name" "${version%-full}" "| $name | $release | $built | $cell |"
         fi
     done
-    rm -rf "${guest:?}/natkit/$package/package.test"
+    rm -rf --one-file-system "${guest:?}/natkit/$package/package.test"
 done
 exit "$status"

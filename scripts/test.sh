@@ -22,7 +22,7 @@ cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf --one-file-system "$work"' EXIT
 export NATKIT_TEST_SKIPS=$work/skips
 : >"$NATKIT_TEST_SKIPS"
 again=${NATKIT_TEST_AGAIN:-$work/again-before}

@@ -13,7 +13,7 @@ uapi="linux/bpf.h linux/bpf_common.h linux/posix_types.h linux/stddef.h linux/ty
       asm-generic/bitsperlong.h asm-generic/int-ll64.h asm-generic/posix_types.h asm-generic/types.h"
 machine="asm/bitsperlong.h asm/posix_types.h asm/posix_types_64.h asm/types.h"
 
-rm -rf asm asm-generic bpf linux
+rm -rf --one-file-system asm asm-generic bpf linux
 for header in $libbpf; do install -D -m 644 "/usr/include/bpf/$header" "bpf/$header"; done
 for header in $uapi; do install -D -m 644 "/usr/include/$header" "$header"; done
 for header in $machine; do install -D -m 644 "/usr/include/x86_64-linux-gnu/$header" "$header"; done

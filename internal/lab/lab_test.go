@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/lab"
@@ -412,6 +414,41 @@ func TestBackgroundServer(t *testing.T) {
 		}
 		nothingLeft(t, name)
 	})
+}
+
+// What somebody mounted below a lab's folder is not the lab's, though on the same file system:
+// it stays whole, and the lab can be taken down once it is detached.
+func TestMountedBelow(t *testing.T) {
+	ktest.Root(t)
+	ktest.Tool(t, "nginx")
+	l := up(t, "published", lab.Options{Server: lab.ServerNginx})
+	folders, err := filepath.Glob(filepath.Join(os.Getenv("NATKIT_RUN_DIR"), "lab", l.Name()+".*", "client"))
+	if err != nil || len(folders) == 0 {
+		t.Fatalf("folders of nginx: %v, %v", folders, err)
+	}
+	theirs := t.TempDir()
+	file := filepath.Join(theirs, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(theirs, folders[0], "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	detach := sync.OnceValue(func() error { return unix.Unmount(folders[0], unix.MNT_DETACH) })
+	defer detach()
+	if err := l.Down(); err == nil || !strings.Contains(err.Error(), folders[0]) {
+		t.Errorf("a lab with a mount below its folder was taken down: %v", err)
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Errorf("a file that was mounted below it: %v", err)
+	}
+	if err := detach(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := lab.DownAll(); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, l.Name())
 }
 
 // Labs that are made at the same time do not meet; of those with one name, one wins.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
+
 	"natkit/internal/kernel/journal"
 	"natkit/internal/kernel/netns"
 )
@@ -210,7 +212,7 @@ func takeDown(j *journal.Journal) error {
 		}
 	}
 	for _, dir := range r.dirs {
-		errs = append(errs, os.RemoveAll(dir))
+		errs = append(errs, removeDir(dir))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return errors.Join(err, j.Close())
@@ -329,4 +331,22 @@ func DownAll() (down, inUse []string, err error) {
 		}
 	}
 	return down, inUse, errors.Join(errs...)
+}
+
+// removeDir removes a folder of a lab with what is in it. Where something is mounted on it or
+// below, whatever put it there is not the lab's, and may be anybody's files: then nothing is removed.
+func removeDir(dir string) error {
+	if filepath.Dir(dir) != runDir() {
+		return fmt.Errorf("%s is no folder of a lab: left as it is", dir)
+	}
+	mounts, err := procfs.GetMounts()
+	if err != nil {
+		return fmt.Errorf("see whether something is mounted below %s: %w", dir, err)
+	}
+	for _, m := range mounts {
+		if m.MountPoint == dir || strings.HasPrefix(m.MountPoint, dir+"/") {
+			return fmt.Errorf("%s is left as it is: something is mounted at %s", dir, m.MountPoint)
+		}
+	}
+	return os.RemoveAll(dir)
 }
