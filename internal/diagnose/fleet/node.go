@@ -116,15 +116,18 @@ func load(r io.Reader) (*Node, error) {
 	if len(b) > maxNodeBytes {
 		return nil, fmt.Errorf("longer than %d MB", maxNodeBytes>>20)
 	}
+	n, cut := &Node{}, errors.New("it is no JSON, or cut off")
 	name, err := schema.Of(b)
 	if err != nil {
-		return nil, errors.New("it is no JSON, or cut off")
+		return nil, cut
 	}
 	if _, version, _ := schema.Parse(name); version > Version {
 		return nil, fmt.Errorf("it is %q, this natkit reads %q: use a newer natkit", name, schema.Name(Kind, Version))
 	}
-	n := &Node{}
 	if err := json.Unmarshal(b, n); err != nil {
+		if _, ok := errors.AsType[*json.SyntaxError](err); ok {
+			return nil, cut
+		}
 		return nil, errors.New("it is not as natkit monitor writes it")
 	}
 	if len(n.Findings) > maxFindings || len(n.Configuration) > maxValues || n.Namespaces < 0 {

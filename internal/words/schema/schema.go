@@ -31,8 +31,18 @@ func Parse(name string) (kind string, version int, ok bool) {
 }
 
 // Of is what a JSON object says it is, "" where it says nothing. An error is that of
-// package json.
+// package json. Where the object says it first, as natkit's do, nothing after that is read: only
+// then is what follows JSON for all that Of knows.
 func Of(object []byte) (string, error) {
+	d := json.NewDecoder(bytes.NewReader(object))
+	if begin, _ := d.Token(); begin == json.Delim('{') {
+		if key, _ := d.Token(); key == Key {
+			value, _ := d.Token()
+			if name, ok := value.(string); ok {
+				return name, nil
+			}
+		}
+	}
 	var head struct {
 		Schema string `json:"schema"`
 	}

@@ -35,6 +35,24 @@ func TestPut(t *testing.T) {
 	}
 }
 
+func TestOf(t *testing.T) {
+	for object, want := range map[string]string{
+		`{"a": {"schema": "no"}, "schema": "yes"}`: "yes",
+		`{"schema": "yes", "a": [`:                 "yes", // the rest is for who reads it
+		`{"a": 1}`:                                 "",
+		`{}`:                                       "",
+	} {
+		if is, err := Of([]byte(object)); err != nil || is != want {
+			t.Errorf("%s: %q, %v", object, is, err)
+		}
+	}
+	for _, object := range []string{``, `[]`, `7`, `{`, `{"schema"`, `{"schema": "yes`, `{"schema": 7}`, `{"a": [`} {
+		if is, err := Of([]byte(object)); err == nil {
+			t.Errorf("%s is %q", object, is)
+		}
+	}
+}
+
 func TestParse(t *testing.T) {
 	if kind, version, ok := Parse(Name("bench-http", 12)); kind != "bench-http" || version != 12 || !ok {
 		t.Errorf("%q, %d, %v", kind, version, ok)
