@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 	"net"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"natkit/internal/bench"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/scenario"
+	"natkit/internal/ui/report"
 )
 
 func newBenchUDPCommand(e *env) *cobra.Command {
@@ -197,7 +199,7 @@ func listed(routers []bench.Router) string {
 	var b strings.Builder
 	b.WriteString("Routers:\n")
 	for _, r := range routers {
-		b.WriteString("  " + r.Name() + strings.Repeat(" ", max(16-len(r.Name()), 1)) + r.Describe() + "\n")
+		b.WriteString(report.Wrap(fmt.Sprintf("  %-15s ", r.Name()), strings.Repeat(" ", 18), r.Describe()))
 	}
 	return strings.TrimSuffix(b.String(), "\n")
 }

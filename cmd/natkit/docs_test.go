@@ -10,12 +10,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 )
 
 // Every command that does something has an example, and every command line in --help and in the
-// repository's documents is one that natkit accepts.
+// repository's documents is one that natkit accepts. Help is as wide as the terminals it is read on.
 func TestExamples(t *testing.T) {
 	var walk func(cmd *cobra.Command)
 	walk = func(cmd *cobra.Command) {
@@ -26,6 +27,11 @@ func TestExamples(t *testing.T) {
 			t.Errorf("%s --help has no example", cmd.CommandPath())
 		}
 		checkCommandLines(t, cmd.CommandPath()+" --help", cmd.Long+"\n"+cmd.Example)
+		for line := range strings.Lines(cmd.Long) {
+			if utf8.RuneCountInString(line) > 96 {
+				t.Errorf("%s --help has a line that no terminal of 95 columns shows whole: %s", cmd.CommandPath(), line)
+			}
+		}
 		for _, sub := range cmd.Commands() {
 			walk(sub)
 		}

@@ -29,8 +29,7 @@ healthy traffic that looks like the fault, the fault, and the cure that the doct
 finding prints, run unchanged. After each step the doctor watches and shows what it
 finds. The lab is removed afterwards.
 
-CODE is a finding's code: ` + strings.Join(codes, ", ") + `.
-
+` + report.Wrap("", "", "CODE is a finding's code: "+strings.Join(codes, ", ")+".") + `
 The exit code is 0 if the doctor reported nothing in the first and the last step,
 and reported the fault first in between.`,
 		Example: `  natkit lab run --list

@@ -238,7 +238,8 @@ func nameKind(root *cobra.Command, k report.Kind) {
 			continue
 		}
 		if i := strings.LastIndex(cmd.Long, begin); i >= 0 {
-			cmd.Long = strings.TrimSuffix(cmd.Long, " (docs/json.md).") + ", " + k.Schema() + " (docs/json.md)."
+			kinds := strings.TrimSuffix(strings.TrimRight(cmd.Long[i:], "\n"), "(docs/json.md).")
+			cmd.Long = cmd.Long[:i] + strings.TrimRight(report.Wrap("", "", strings.TrimSpace(kinds)+", "+k.Schema()+" (docs/json.md)."), "\n")
 			continue
 		}
 		cmd.Long = strings.TrimRight(cmp.Or(cmd.Long, cmd.Short+"."), "\n") + "\n\n" + begin + k.Schema() + " (docs/json.md)."

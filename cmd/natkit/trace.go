@@ -37,22 +37,24 @@ why.
 FLOW is [PROTOCOL] SOURCE[:PORT] -> DESTINATION[:PORT], as the connection looks
 anywhere on this machine; either side may be any. A connection is found by its first
 packet that matches and followed from there on, also behind translations. --host and
---port match either end, --container is a container or pod by name: its address is followed.
+--port match either end, --container is a container or pod by name: its address is
+followed.
 
 With --netns and --interface the matching packet must be seen there.
 
 It needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN. What this kernel does not
 allow to see is listed. What natkit's own programs do is read from their maps. Packets
-that another program forwards at XDP never reach the stack and are not seen. Packets that match beyond --rate are counted and not traced.
+that another program forwards at XDP never reach the stack and are not seen. Packets
+that match beyond --rate are counted and not traced.
 
 Until a packet matches, the trace costs the packets of established connections nothing:
 natkit waits for a new connection in the namespaces that have NAT or track connections,
-and for a dropped packet anywhere, attaches its programs when one matches, and
+and for a dropped packet anywhere. It attaches its programs when one matches, and
 detaches them when nothing was seen for 30 s. Of the first packet only the rules from
-priority -101 on and the conntrack entry are shown then, or where it was dropped. With --now, or
---interface, all of it is attached at the start: the first packet is seen completely, and
-connections that nothing tracks are seen; every packet of this machine takes some 20 %
-more processor time.
+priority -101 on and the conntrack entry are shown then, or where it was dropped. With
+--now, or --interface, all of it is attached at the start: the first packet is seen
+completely, and connections that nothing tracks are seen; every packet of this machine
+takes some 20 % more processor time.
 
 With -o json each packet is an object in a line of its own, then one with the totals.
 -o html is one page with a sequence drawing per packet, -o pcapng a capture for

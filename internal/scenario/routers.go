@@ -50,7 +50,7 @@ func Routers() []bench.Router {
 		actionRouter{},
 		bench.Forwarder{},
 		&accelRouter{attach: control.AttachXDP, rulesRouter: rulesRouter{name: "accel", nat: true, takesRules: true, rules: behind,
-			describe: "the rules of nft, accelerated by natkit at XDP; with --both-ways each trial starts after 2 s of its load, in which natkit learns the flows"}},
+			describe: "the rules of nft, accelerated by natkit at XDP; with --both-ways each trial starts after 2 s of its load, in which the flows are learned"}},
 		&accelRouter{attach: control.AttachTC, rulesRouter: rulesRouter{name: "accel-tc", nat: true, takesRules: true, rules: behind,
 			describe: "the same at tc"}},
 		&rulesRouter{name: "filtered", nat: true, rules: filtered,

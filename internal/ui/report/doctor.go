@@ -101,13 +101,17 @@ func (p *page) style(attributes, text string) string {
 }
 
 // text writes words, the first line after first, the others after next.
-func (p *page) text(first, next, words string) {
+func (p *page) text(first, next, words string) { p.b.WriteString(Wrap(first, next, words)) }
+
+// Wrap is words in lines of at most 80 columns, the first after first, the others after next.
+func Wrap(first, next, words string) string {
+	var b strings.Builder
 	line, width := first, utf8.RuneCountInString(first)
 	empty := true
 	for _, word := range strings.Fields(words) {
 		n := utf8.RuneCountInString(word)
 		if !empty && width+1+n > columns {
-			p.b.WriteString(strings.TrimRight(line, " ") + "\n")
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
 			line, width, empty = next, utf8.RuneCountInString(next), true
 		}
 		if !empty {
@@ -118,7 +122,8 @@ func (p *page) text(first, next, words string) {
 		width += n
 		empty = false
 	}
-	p.b.WriteString(strings.TrimRight(line, " ") + "\n")
+	b.WriteString(strings.TrimRight(line, " ") + "\n")
+	return b.String()
 }
 
 func (p *page) header(s *snapshot.Snapshot, findings []causes.Finding) {
