@@ -221,10 +221,8 @@ func (w *wire) logs(dir string) (end func(unix.Signal)) {
 func (w *wire) check(dir string, sessions, gaps bool) {
 	w.t.Helper()
 	wrong, inGap := 0, 0
-	seen, step := w.sightings(), 1
-	if whoStories(w.t) == 1 {
-		step += len(seen) / 500
-	}
+	seen := w.sightings()
+	step := len(seen)/(500*whoStories(w.t)) + 1
 	for i, s := range seen {
 		if i%step != 0 {
 			continue
