@@ -222,7 +222,7 @@ func (w *wire) check(dir string, sessions, gaps bool) {
 	w.t.Helper()
 	wrong, inGap := 0, 0
 	seen := w.sightings()
-	step := len(seen)/(500*whoStories(w.t)) + 1
+	step := len(seen)/(500*whoRounds(w.t)) + 1
 	for i, s := range seen {
 		if i%step != 0 {
 			continue
@@ -285,15 +285,15 @@ rules:
   - {snat: 10.0.0.0/24, to: cgn}
 `
 
-// whoStories is how often the story of TestWhoIsWhoWas is told: once, or as NATKIT_STORIES says.
-func whoStories(t *testing.T) int {
-	text := os.Getenv("NATKIT_STORIES")
+// whoRounds is how often TestWhoIsWhoWas goes round: once, or as NATKIT_ROUNDS says.
+func whoRounds(t *testing.T) int {
+	text := os.Getenv("NATKIT_ROUNDS")
 	if text == "" {
 		return 1
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
-		t.Fatalf("NATKIT_STORIES=%s: a number from 1", text)
+		t.Fatalf("NATKIT_ROUNDS=%s: a number from 1", text)
 	}
 	return n
 }
@@ -308,8 +308,8 @@ func TestWhoIsWhoWas(t *testing.T) {
 	} {
 		t.Run(c.record, func(t *testing.T) {
 			w, dir := newWire(t), filepath.Join(t.TempDir(), "log")
-			command, stories := "up", whoStories(t)
-			for range stories {
+			command, rounds := "up", whoRounds(t)
+			for range rounds {
 				w.rules(command, fmt.Sprintf(wireRules, c.blocks, c.record))
 				command = "apply"
 				w.send(100) // before anybody reads
@@ -333,8 +333,8 @@ func TestWhoIsWhoWas(t *testing.T) {
 			}
 			w.check(dir, c.blocks == "", false)
 			rules, err := store.RulesOf(dir)
-			if err != nil || len(rules) != 2*stories {
-				t.Errorf("%d rule files are kept (%v), want %d", len(rules), err, 2*stories)
+			if err != nil || len(rules) != 2*rounds {
+				t.Errorf("%d rule files are kept (%v), want %d", len(rules), err, 2*rounds)
 			}
 		})
 	}
