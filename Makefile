@@ -47,7 +47,7 @@ schema: ## rewrite docs/schema and the list of kinds in docs/json.md from the ty
 test-carrier: ## every session of a million is the same through changes of blocks, classes, limits and addresses: minutes, as root
 	NATKIT_FLOWS=1000000 go test ./internal/bench -run '^TestHitlessChange$$' -v
 
-test-collectors: ## read the log with chDB, DuckDB, pandas, goflow2 and from a Kafka broker: downloads 1 GB once, then takes 5 minutes
+test-collectors: ## read the log with chDB, DuckDB, pandas, goflow2, rsyslog and from a Kafka broker: downloads 1 GB once, then takes 5 minutes
 	@scripts/install-deps.sh collectors
 	@scripts/test-collectors.sh
 

@@ -3,13 +3,14 @@
 #
 # Read the log with programs that are too large for `make test`: its Parquet files with
 # chDB (ClickHouse in Python), DuckDB and pandas, by the SQL of docs/log.md; its IPFIX and
-# NetFlow with goflow2; its messages to Kafka from a broker, which is also killed.
+# NetFlow with goflow2; its syslog with rsyslog; its messages to Kafka from a broker,
+# which is also killed.
 #
 #   scripts/test-collectors.sh [ARGUMENTS OF GO TEST]
 #
-# They are installed once, in two minutes, from PyPI, the Go module proxy and Maven Central
+# They are installed once, in two minutes, from PyPI, the Go module proxy, Maven Central and Debian
 # into $NATKIT_COLLECTORS_CACHE (otherwise natkit/collectors in the user's cache folder): 1.1 GB.
-# The script needs python3 with its module venv, Java 17 or newer, and Maven.
+# The script needs python3 with its module venv, Java 17 or newer, Maven, and Debian or Ubuntu.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -51,8 +52,20 @@ END
     mvn -q -B -f "$broker/pom.xml" dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$broker/jars" </dev/null
     touch "$broker/complete"
 fi
+# The package would replace the machine's own program for the system's log.
+log=$cache/rsyslog
+if [ ! -e "$log/complete" ]; then
+    echo "unpacking rsyslog"
+    mkdir -p "$log/packages"
+    (cd "$log/packages" && apt-get -qq download rsyslog libestr0 libfastjson4 liblognorm5 2>&1)
+    for package in "$log"/packages/*.deb; do dpkg -x "$package" "$log/root"; done
+    libraries=$(dirname "$(echo "$log"/root/usr/lib/*/rsyslog)")
+    printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s -M %s "$@"\n' "$libraries" "$log/root/usr/sbin/rsyslogd" "$libraries/rsyslog" >"$log/rsyslogd"
+    chmod +x "$log/rsyslogd"
+    touch "$log/complete"
+fi
 flock -u 9
 
 # A requirement that is missing is a failure here.
-export CI=true NATKIT_KAFKA=$broker/jars PATH=$flow:$python/bin:$PATH
-go test -count=1 -v "$@" -run '^Test(ColumnReaders|Goflow2|KafkaBroker\w*)$' ./internal/natlog/sink ./internal/natlog/store
+export CI=true NATKIT_KAFKA=$broker/jars PATH=$flow:$python/bin:$log:$PATH
+go test -count=1 -v "$@" -run '^Test(ColumnReaders|Goflow2|Rsyslog|KafkaBroker\w*)$' ./internal/natlog/sink ./internal/natlog/store
