@@ -114,6 +114,7 @@ func allParts(dir string) ([]part, error) {
 // content is what is in a journal.
 type content struct {
 	records    []natlog.Record // without ticks
+	rows       int             // records that a look-up went through
 	begin, end natlog.Micros
 	marks      map[natlog.Source]string
 	damaged    int // places where frames could not be read

@@ -101,7 +101,8 @@ type reader struct {
 	q      Question
 	answer Answer
 	hours  []hour
-	// journals that were read: the running hour's is asked for more than once.
+	// journals that were read: the running hour's is asked for more than once. Only the records
+	// asked for are kept: where no Parquet file can be written there is one for each hour.
 	journals map[string]content
 }
 
@@ -169,8 +170,10 @@ func (r *reader) group(list []part) error {
 			if err != nil || c.begin == 0 {
 				continue // what it should have had is a gap
 			}
-			r.journals[p.path] = c
 			p.begin, p.end = c.begin.Time(), (c.end + 999_999).Time()
+			c.rows = len(c.records)
+			c.records = slices.Clone(slices.DeleteFunc(c.records, func(rec natlog.Record) bool { return !r.asked(&rec) }))
+			r.journals[p.path] = c
 		}
 		if n := len(r.hours); n > 0 && r.hours[n-1].parts[0].number == p.number {
 			h := &r.hours[n-1]
@@ -186,6 +189,11 @@ func (r *reader) group(list []part) error {
 		return errors.New("the log has no file that can be read")
 	}
 	return nil
+}
+
+// asked reports whether a record is about what is asked, or of a gap.
+func (r *reader) asked(rec *natlog.Record) bool {
+	return rec.Event == natlog.Gap || rec.External.Addr() == r.q.Address && rec.Has(r.q.Port, r.q.Protocol)
 }
 
 // gapBefore reads the gaps that an hour begins with, if they can be of the time asked about.
@@ -361,13 +369,8 @@ func (r *reader) read(p part) (records []natlog.Record, begin, end natlog.Micros
 	r.answer.FilesRead++
 	if p.journal {
 		c := r.journals[p.path]
-		r.answer.RecordsRead += len(c.records)
-		for i := range c.records {
-			rec := &c.records[i]
-			if rec.Event == natlog.Gap || rec.External.Addr() == r.q.Address && rec.Has(r.q.Port, r.q.Protocol) {
-				records = append(records, *rec)
-			}
-		}
+		r.answer.RecordsRead += c.rows
+		records = slices.Clone(c.records)
 		if c.damaged > 0 {
 			records = append(records, natlog.Record{Event: natlog.Gap, Since: c.begin, Time: c.end, Note: "the journal was damaged"})
 		}

@@ -539,3 +539,38 @@ func (s *Store) jobsDone(t *testing.T) {
 }
 
 var _ io.ReaderAt = fullFile{}
+
+// A look-up keeps of a journal what is asked: where no Parquet file could be written for months,
+// all of them together would be more than a machine's memory.
+func TestWhoKeepsLittle(t *testing.T) {
+	dir, random := t.TempDir(), rand.New(rand.NewPCG(1, 1))
+	s, err := Open(Options{Dir: dir, Node: "gw1", Alive: func(func(natlog.Record) bool) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	records, now := make([]natlog.Record, 10_000), natlog.MicrosOf(time.Now())
+	for i := range records {
+		records[i] = randomRecord(random, now+natlog.Micros(i))
+	}
+	if err := s.Append(records); err != nil {
+		t.Fatal(err)
+	}
+	list, err := parts(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := records[0].External
+	r := reader{q: Question{Address: asked.Addr(), Port: asked.Port(), Since: now, Upto: now}, journals: map[string]content{}}
+	if err := r.group(list); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.journals) != 1 {
+		t.Fatalf("%d journals were read", len(r.journals))
+	}
+	for _, c := range r.journals {
+		if c.rows < len(records) || len(c.records) == 0 || cap(c.records) > 100 {
+			t.Errorf("%d records looked at, %d kept in room for %d", c.rows, len(c.records), cap(c.records))
+		}
+	}
+}
