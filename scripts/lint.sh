@@ -35,7 +35,7 @@ words() { # words that must not return: internal/testutil/archtest/words.txt
     out=$(go test ./internal/testutil/archtest -run '^TestWords$') || { printf '%s\n' "$out"; return 1; }
 }
 
-deletes() { # as root a folder is deleted only as far as its own file system goes: a mount below it is somebody else's
+deletes() { # a folder is deleted as root: not what another file system holds that is mounted below it
     ! git grep -nE 'rm -[a-z]*r' -- '*.sh' Makefile .ci/run | grep -vE -e '--one-file-system|git grep'
 }
 

@@ -58,9 +58,9 @@ if [ ! -e "$log/complete" ]; then
     echo "unpacking rsyslog"
     mkdir -p "$log/packages"
     (cd "$log/packages" && apt-get -qq download rsyslog libestr0 libfastjson4 liblognorm5 2>&1)
-    for package in "$log"/packages/*.deb; do dpkg -x "$package" "$log/root"; done
-    libraries=$(dirname "$(echo "$log"/root/usr/lib/*/rsyslog)")
-    printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s -M %s "$@"\n' "$libraries" "$log/root/usr/sbin/rsyslogd" "$libraries/rsyslog" >"$log/rsyslogd"
+    for package in "$log"/packages/*.deb; do dpkg -x "$package" "$log/unpacked"; done
+    libraries=$(dirname "$(echo "$log/unpacked/usr/lib/"*/rsyslog)")
+    printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s -M %s "$@"\n' "$libraries" "$log/unpacked/usr/sbin/rsyslogd" "$libraries/rsyslog" >"$log/rsyslogd"
     chmod +x "$log/rsyslogd"
     touch "$log/complete"
 fi

@@ -285,6 +285,10 @@ rules:
   - {snat: 10.0.0.0/24, to: cgn}
 `
 
+// apart is longer than natkit log takes to see a change of rules, and than the second before and
+// after one in which the rule files of both sides answer.
+const apart = 1500 * time.Millisecond
+
 // whoRounds is how often TestWhoIsWhoWas goes round: once, or as NATKIT_ROUNDS says.
 func whoRounds(t *testing.T) int {
 	text := os.Getenv("NATKIT_ROUNDS")
@@ -317,18 +321,18 @@ func TestWhoIsWhoWas(t *testing.T) {
 				w.send(300)
 				end(unix.SIGKILL)
 				w.send(300)
-				time.Sleep(3 * time.Second) // some end
+				time.Sleep(3 * time.Second) // longer than udp's 2 s: some sessions end unread
 				w.send(100)
 				end = w.logs(dir)
 				w.send(300)
 				w.rules("apply", fmt.Sprintf(wireRules, c.blocks, c.then))
-				time.Sleep(1500 * time.Millisecond)
+				time.Sleep(apart)
 				w.send(300)
 				end(unix.SIGTERM)
 				w.send(100)
 				end = w.logs(dir)
 				w.send(100)
-				time.Sleep(1500 * time.Millisecond)
+				time.Sleep(apart) // the last packets are recorded
 				end(unix.SIGTERM)
 			}
 			w.check(dir, c.blocks == "", false)
@@ -467,8 +471,6 @@ func TestWhoByRules(t *testing.T) {
 			return err == nil && len(list) == files
 		})
 	}
-	// Within a second of a change the files of both sides answer.
-	const apart = 1500 * time.Millisecond
 	kept(1)
 	before := time.Now()
 	time.Sleep(apart)

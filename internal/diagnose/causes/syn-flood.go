@@ -26,7 +26,7 @@ var synFlood = Cause{
 	Explains:   []string{"unreplied-flood", "conntrack-table-full", "conntrack-table-nearly-full"},
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanCounters},
 	Symptom:    "A published service is slow or dead. The table fills with half-open connections from many addresses.",
-	Proof: fmt.Sprintf("Most TCP entries are half open, at least %d and %s of nf_conntrack_max (in a small table %d and %s), and no few hosts opened most of them. Either the service replied and its clients did not (SYN_RECV), and the replies leave by the interface that the clients are on; or they go to one destination, which does reply to others. Critical if the kernel evicted half-open connections or a server's SYN queue was full.",
+	Proof: fmt.Sprintf("Most TCP entries are half open, at least %d and %s of nf_conntrack_max (in a small table %d and %s), and they are not mostly those of a few hosts. Either the service replied and its clients did not (SYN_RECV), and the replies leave by the interface that the clients are on; or they go to one destination, which does reply to others. Critical if the kernel evicted half-open connections or a server's SYN queue was full.",
 		floodEntries, percent(floodRoom), floodSmall, percent(floodSmallRoom)),
 	FalsePositive: "A few clients whose replies get lost are clients-unreached. A client that scans, and clients of a server that replies to nobody, are unreplied-flood. Many connections being opened beside many more open ones are a busy service.",
 	Cure:          "Use SYNPROXY: the kernel replies with cookies and creates an entry only for a client that completes the handshake. Shorter timeouts of half-open connections help at once.",

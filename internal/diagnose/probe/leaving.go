@@ -161,7 +161,7 @@ func openLeaving() (*packetTap, error) {
 	return t, nil
 }
 
-// openPacketTap opens a socket that gets the packets of all interfaces that the filter accepts;
+// openPacketTap opens a socket that gets the packets of a protocol (ETH_P_*), on all interfaces, that the filter accepts;
 // with VLAN tags where tags says so.
 func openPacketTap(kind int, filter []unix.SockFilter, protocol uint16, tags bool) (*packetTap, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // no packets yet

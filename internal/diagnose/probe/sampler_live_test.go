@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/testutil/ktest"
 )
 
 // A neighbour's hardware address that somebody set is a change; what the kernel learns by itself is none.
@@ -31,13 +32,14 @@ func TestLiveNeighbourIsSet(t *testing.T) {
 	output(t, h, "", "ip", "neigh", "add", "198.51.100.3", "lladdr", "02:00:00:00:00:03", "dev", "veth0", "nud", "stale")
 	output(t, h, "", "ip", "neigh", "add", "198.51.100.2", "lladdr", "02:00:00:00:00:01", "dev", "veth0", "nud", "permanent")
 	var got []string
-	for deadline := time.Now().Add(10 * time.Second); len(got) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	ktest.Wait(t, 10*time.Second, "a change of a neighbour", func() bool {
 		for _, c := range l.take() {
 			if strings.HasPrefix(c.What, "neighbour") {
 				got = append(got, c.What)
 			}
 		}
-	}
+		return len(got) > 0
+	})
 	if want := "neighbour set: 198.51.100.2 is 02:00:00:00:00:01 on veth0, permanent"; len(got) != 1 || got[0] != want {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -187,7 +187,7 @@ func (k *kafka) read(topic string) (list []message) {
 }
 
 // checkTopic compares a topic with all records: each is there with all its fields, one external
-// address is in one partition, and in the order of time, but for what was sent again.
+// address is in one partition and in order of time, except for repeats.
 func (g *gateway) checkTopic(k *kafka, topic string) {
 	g.t.Helper()
 	seen := make([]int, g.next)
