@@ -417,10 +417,15 @@ func TestBackgroundServer(t *testing.T) {
 }
 
 // What somebody mounted below a lab's folder is not the lab's, though on the same file system:
-// it stays whole, and the lab can be taken down once it is detached.
+// it stays whole, and the lab can be taken down once it is detached, by whichever name of its folder.
 func TestMountedBelow(t *testing.T) {
 	ktest.Root(t)
 	ktest.Tool(t, "nginx")
+	real := os.Getenv("NATKIT_RUN_DIR")
+	other := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(real, other); err != nil {
+		t.Fatal(err)
+	}
 	l := up(t, "published", lab.Options{Server: lab.ServerNginx})
 	folders, err := filepath.Glob(filepath.Join(os.Getenv("NATKIT_RUN_DIR"), "lab", l.Name()+".*", "client"))
 	if err != nil || len(folders) == 0 {
@@ -436,11 +441,14 @@ func TestMountedBelow(t *testing.T) {
 	}
 	detach := sync.OnceValue(func() error { return unix.Unmount(folders[0], unix.MNT_DETACH) })
 	defer detach()
-	if err := l.Down(); err == nil || !strings.Contains(err.Error(), folders[0]) {
-		t.Errorf("a lab with a mount below its folder was taken down: %v", err)
-	}
-	if _, err := os.Stat(file); err != nil {
-		t.Errorf("a file that was mounted below it: %v", err)
+	for _, name := range []string{real, other} {
+		t.Setenv("NATKIT_RUN_DIR", name)
+		if err := lab.Down(l.Name()); err == nil || !strings.Contains(err.Error(), folders[0]) {
+			t.Errorf("by %s a lab with a mount below its folder was taken down: %v", name, err)
+		}
+		if _, err := os.Stat(file); err != nil {
+			t.Errorf("by %s a file that was mounted below it: %v", name, err)
+		}
 	}
 	if err := detach(); err != nil {
 		t.Fatal(err)

@@ -336,17 +336,25 @@ func DownAll() (down, inUse []string, err error) {
 // removeDir removes a folder of a lab with what is in it. Where something is mounted on it or
 // below, whatever put it there is not the lab's, and may be anybody's files: then nothing is removed.
 func removeDir(dir string) error {
-	if filepath.Dir(dir) != runDir() {
+	path, err := filepath.EvalSymlinks(dir) // as the kernel names mount points
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	own, errOwn := filepath.EvalSymlinks(runDir())
+	if err := errors.Join(err, errOwn); err != nil {
+		return fmt.Errorf("remove a folder of a lab: %w", err)
+	}
+	if filepath.Dir(path) != own {
 		return fmt.Errorf("%s is no folder of a lab: left as it is", dir)
 	}
 	mounts, err := procfs.GetMounts()
 	if err != nil {
-		return fmt.Errorf("see whether something is mounted below %s: %w", dir, err)
+		return fmt.Errorf("see whether something is mounted below %s: %w", path, err)
 	}
 	for _, m := range mounts {
-		if m.MountPoint == dir || strings.HasPrefix(m.MountPoint, dir+"/") {
-			return fmt.Errorf("%s is left as it is: something is mounted at %s", dir, m.MountPoint)
+		if m.MountPoint == path || strings.HasPrefix(m.MountPoint, path+"/") {
+			return fmt.Errorf("%s is left as it is: something is mounted at %s", path, m.MountPoint)
 		}
 	}
-	return os.RemoveAll(dir)
+	return os.RemoveAll(path)
 }
