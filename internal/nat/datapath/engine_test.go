@@ -213,3 +213,36 @@ func TestProgramsOnDemand(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// No memory for the timer at one moment does not refuse the engine; for long, and any other error, does.
+func TestRoomForTimer(t *testing.T) {
+	const none = ^uint32(unix.ENOMEM) + 1
+	other := errors.New("other")
+	for name, c := range map[string]struct {
+		codes []uint32 // then 0
+		err   error
+		code  uint32
+		runs  int
+	}{
+		"at once":         {nil, nil, 0, 1},
+		"a moment later":  {[]uint32{none, none}, nil, 0, 3},
+		"another verdict": {[]uint32{none, 7, none}, nil, 7, 2},
+		"an error":        {[]uint32{none}, other, 0, 1},
+		"never":           {slices.Repeat([]uint32{none}, 1000), nil, none, 20},
+	} {
+		runs := 0
+		code, err := roomForTimer(func() (uint32, error) {
+			runs++
+			if c.err != nil {
+				return 0, c.err
+			}
+			if runs <= len(c.codes) {
+				return c.codes[runs-1], nil
+			}
+			return 0, nil
+		})
+		if code != c.code || !errors.Is(err, c.err) || runs != c.runs {
+			t.Errorf("%s: %d, %v after %d runs", name, int32(code), err, runs)
+		}
+	}
+}

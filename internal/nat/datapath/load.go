@@ -4,8 +4,10 @@ package datapath
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // object is one compiled file of bpf/.
@@ -34,7 +36,7 @@ var accelObjects = []object{
 // StartGC arms the timer that expires sessions, with the code that the engine has now.
 // It lives as long as its map is pinned.
 func (e *Engine) StartGC() error {
-	code, err := e.run(gcStart, &ebpf.RunOptions{Data: make([]byte, 64)})
+	code, err := roomForTimer(func() (uint32, error) { return e.run(gcStart, &ebpf.RunOptions{Data: make([]byte, 64)}) })
 	if err == nil && code != 0 {
 		err = fmt.Errorf("verdict %d", int32(code))
 	}
@@ -42,4 +44,17 @@ func (e *Engine) StartGC() error {
 		return fmt.Errorf("arm the timer of garbage collection: %w", err)
 	}
 	return nil
+}
+
+// roomForTimer runs what makes a timer again while there is no memory for it. bpf_timer_init does
+// not wait for memory, so one refusal says nothing of the next moment.
+func roomForTimer(run func() (uint32, error)) (code uint32, err error) {
+	const tries, pause = 20, 10 * time.Millisecond
+	for try := 1; ; try++ {
+		code, err = run()
+		if err != nil || int32(code) != -int32(unix.ENOMEM) || try == tries {
+			return code, err
+		}
+		time.Sleep(pause)
+	}
 }
