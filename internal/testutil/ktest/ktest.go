@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -44,6 +45,7 @@ func Unsupported(t testing.TB, format string, args ...any) {
 // named by NATKIT_TEST_SKIPS, from which scripts/test.sh tells what was left out.
 func skip(t testing.TB, reason string) {
 	t.Helper()
+	reason = strings.ReplaceAll(reason, "\n", "; ") // errors that are joined
 	if path := os.Getenv("NATKIT_TEST_SKIPS"); path != "" {
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
 		if err != nil {
