@@ -80,6 +80,8 @@ func listenForChanges(ns *netns.Handle) (*changeListener, error) {
 	err := ns.Do(func() error {
 		err := errors.Join(l.listen(unix.NETLINK_ROUTE, groups, nil, l.routeMessage), l.listen(unix.NETLINK_NETFILTER, []uint{unix.NFNLGRP_NFTABLES}, nil, l.nftMessage),
 			l.listen(unix.NETLINK_ROUTE, []uint{unix.RTNLGRP_NEIGH}, permanentNeighbours, l.neighbour))
+		l.mu.Lock() // an announcement that comes now waits, and is newer than the list
+		defer l.mu.Unlock()
 		interfaces, _ := net.Interfaces()
 		for _, i := range interfaces {
 			l.links[int32(i.Index)] = linkState{i.Name, i.Flags&net.FlagUp != 0, i.Flags&net.FlagRunning != 0, uint32(i.MTU)}
