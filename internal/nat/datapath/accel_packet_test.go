@@ -224,11 +224,17 @@ const marks = 4096
 // run sends a frame through the program of that hook, as if it came in from inside.
 func (a accelRig) run(t testing.TB, h hook, frame []byte) (uint32, []byte) {
 	t.Helper()
+	return a.runAt(t, h, a.in, frame)
+}
+
+// runAt sends a frame through the program of that hook, as if it came in by p.
+func (a accelRig) runAt(t testing.TB, h hook, p port, frame []byte) (uint32, []byte) {
+	t.Helper()
 	opts := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256)}
 	if h.name == "xdp" {
-		opts.Context = &xdpContext{DataEnd: uint32(len(frame)), Ifindex: uint32(a.in.ifindex)}
+		opts.Context = &xdpContext{DataEnd: uint32(len(frame)), Ifindex: uint32(p.ifindex)}
 	} else {
-		opts.Context = &skbContext{Ifindex: uint32(a.in.ifindex)}
+		opts.Context = &skbContext{Ifindex: uint32(p.ifindex)}
 	}
 	var verdict uint32
 	a.do(t, func() (err error) {
