@@ -101,7 +101,8 @@ struct packet {
 	__u8 ttl, tos;
 	__u8 tcp_flags; /* 0 for others */
 	__u16 mtu;      /* of the egress interface, if the packet is too big for it */
-	__u16 zero;
+	__u8 refused;   /* 1: no session could be made for it */
+	__u8 zero;
 	int action; /* the hook's verdict, once translated */
 	__u8 flags; /* enum packet_flag */
 	__u8 icmp_type;
@@ -249,6 +250,7 @@ static __always_inline int parse(struct ctx *ctx, enum nat_side side, __u32 l3,
 	packet->tos = ip->tos;
 	packet->tcp_flags = 0;
 	packet->mtu = 0;
+	packet->refused = 0;
 	packet->zero = 0;
 	packet->action = 0;
 	packet->icmp_type = 0;

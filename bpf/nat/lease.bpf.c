@@ -148,13 +148,13 @@ static __always_inline int lease_map(struct ctx *ctx)
 		l->flags |= NAT_LEASE_WHOLE;
 		r->internal.class = NAT_OTHER;
 		r->internal.port = 0;
-		r->filtering = mode << 24;
+		r->filtering = mode;
 		reason = mapping_take_address(r, l->rule.pool_first, l->rule.pool_count, l->now);
 		if (reason == GO_ON)
 			r->port = l->request.key.internal.port; /* ports stay */
 		return reason;
 	}
-	r->filtering = (__u32)l->rule.filtering[class & 1] << 24;
+	r->filtering = l->rule.filtering[class & 1];
 	reason = mapping_find(r, l->now);
 	return reason == NAT_DROP_NO_MAPPING ? lease_port(ctx) : reason;
 }
@@ -275,6 +275,7 @@ GLOBAL int lease_make(struct ctx *ctx)
 	if (addr_word(l->request.key.remote))
 		lease_session();
 	result = lease_map(ctx);
+	source_refused(&l->r);
 	index = l->r.address;
 	address = bpf_map_lookup_elem(&addresses, &index);
 	if (result == GO_ON && (!address || address->flags & ADDRESS_CLOSED))

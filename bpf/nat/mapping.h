@@ -22,6 +22,7 @@
 
 enum mapping_limit {
 	MAPPING_TRIES = 2, /* the second after another CPU made the same mapping */
+	MAPPING_FILTERING_SHIFT = 24, /* of NAT_REFS_FILTERING */
 };
 
 /* --- mappings ---------------------------------------------------------------- */
@@ -183,7 +184,7 @@ GLOBAL int mapping_reserve(struct reservation *r, __u32 now, __u64 only)
 	r->address = slot_id_address(id);
 	r->port = slot_id_port(id);
 	r->refs = refs_read(&slot->refs);
-	r->filtering = r->refs & NAT_REFS_FILTERING;
+	r->filtering = (r->refs & NAT_REFS_FILTERING) >> MAPPING_FILTERING_SHIFT;
 	r->flags |= NAT_FLOW_MAPPED;
 	return GO_ON;
 }
@@ -247,7 +248,7 @@ static __always_inline int mapping_insert(struct reservation *r)
 		mapping_count(-1);
 		return error;
 	}
-	*(volatile __u32 *)&slot->refs = 1 | r->filtering;
+	*(volatile __u32 *)&slot->refs = 1 | (__u32)r->filtering << MAPPING_FILTERING_SHIFT;
 	r->flags |= NAT_FLOW_MAPPED;
 	count_add(NAT_MAPPED);
 	log_mapping(NAT_LOG_CREATED, r->address, r->internal.class, bpf_ntohs(r->port));
@@ -438,9 +439,9 @@ GLOBAL int mapping_admits(const struct reservation *r, __be32 remote)
 	if (!r)
 		return NAT_DROP_BYPASS;
 	key = filter_key(r, addr_of(remote));
-	if (r->filtering == NAT_FILTER_ENDPOINT_INDEPENDENT << 24)
+	if (r->filtering == NAT_FILTER_ENDPOINT_INDEPENDENT)
 		return GO_ON;
-	if (r->filtering != NAT_FILTER_ADDRESS << 24)
+	if (r->filtering != NAT_FILTER_ADDRESS)
 		return NAT_DROP_FILTERED;
 	c = bpf_map_lookup_elem(&filter_entries, &key);
 	return c && refs_read(&c->refs) & NAT_REFS_COUNT ? GO_ON : NAT_DROP_FILTERED;

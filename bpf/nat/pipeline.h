@@ -58,6 +58,8 @@ static __noinline int nat_drop(struct ctx *ctx, struct packet *packet, int reaso
 	if (!CTX_TC && error && icmp_allowed(packet, 0))
 		return nat_pass(NAT_PASS_TO_TC);
 	count_add(reason);
+	if (packet->refused)
+		session_refusal(reason);
 	return CTX_TC && error && icmp_send(ctx, packet, error) == GO_ON ? packet->action
 									 : CTX_DROP;
 }

@@ -369,7 +369,7 @@ static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
 		return reason;
 	if (rule->kind == NAT_RULE_ONE_TO_ONE) {
 		r->internal.class = NAT_OTHER;
-		r->filtering = rule_strictest(rule) << 24;
+		r->filtering = rule_strictest(rule);
 		reason = mapping_take_address(r, rule->pool_first, rule->pool_count, p->now);
 	} else if (class >= NAT_PORT_CLASSES) {
 		/* By address: the flows are only let in if no other host talks so with
@@ -380,7 +380,7 @@ static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
 		/* Linux 6.1 forgets what class was compared with ("max value is outside"). */
 		OPAQUE(class);
 		class &= 3;
-		r->filtering = (__u32)rule->filtering[class] << 24;
+		r->filtering = rule->filtering[class];
 		independent = rule->mapping[class] == NAT_ENDPOINT_INDEPENDENT;
 		/* A lease makes a mapping whatever the rule's mode is. */
 		reason = independent || new->config &NAT_CONFIG_LEASES ? mapping_find(r, p->now)
@@ -402,7 +402,7 @@ static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
 			reason = mapping_make(r, p->now);
 		}
 	}
-	if (reason == GO_ON && r->filtering == NAT_FILTER_ADDRESS << 24)
+	if (reason == GO_ON && r->filtering == NAT_FILTER_ADDRESS)
 		reason = filter_take(r, addr_word(p->key.dst));
 	return reason;
 }
@@ -960,19 +960,26 @@ GLOBAL int session_make(struct ctx *ctx)
 				event_session(NAT_EVENT_CREATE, out, new->rule, NULL);
 			if (log_wants(NAT_LOG_SESSIONS))
 				log_session(NAT_LOG_CREATED, &p->key, out, 0);
-			if (!new->refused)
-				return GO_ON;
-			if (new->config & NAT_CONFIG_EVENTS)
-				event_refused(&p->key, new->refused);
-			return new->refused;
+			return new->refused ? new->refused : GO_ON;
 		}
 	}
 	session_drop(p, new);
-	if (reason == E_EXIST)
-		return GO_ON;
-	if (reason >= NAT_DROP_MALFORMED && new->config & NAT_CONFIG_EVENTS)
-		event_refused(&p->key, reason);
-	return reason;
+	return reason == E_EXIST ? GO_ON : reason;
+}
+
+/* A packet that session_make refused is dropped for that reason, and not left to tc. */
+GLOBAL int session_refusal(__u32 reason)
+{
+	__u32 zero = 0;
+	struct new_session *new = bpf_map_lookup_elem(&new_sessions, &zero);
+
+	if (!new)
+		return NAT_DROP_BYPASS;
+	source_refused(&new->source);
+	source_refused(&new->target);
+	if (new->config & NAT_CONFIG_EVENTS)
+		event_refused(&new->packet.key, reason);
+	return GO_ON;
 }
 
 /*
@@ -993,6 +1000,7 @@ static __always_inline int session_open(struct ctx *ctx, struct packet *p, struc
 		return NAT_DROP_BYPASS;
 	reason = session_make(ctx);
 	p->mtu = new->packet.mtu; /* if it is too big */
+	p->refused = reason >= NAT_DROP_MALFORMED;
 	*out = new->owner;
 	return reason;
 }

@@ -39,8 +39,10 @@ struct reservation {
 	__u16 address;   /* outside: index */
 	__be16 port;     /* outside */
 	__u32 flags;     /* NAT_FLOW_MAPPED, NAT_FLOW_PORT, NAT_FLOW_SOURCE, NAT_FLOW_FILTER */
-	__u32 filtering; /* of the mapping */
 	__u32 refs;      /* of the mapping, as this reservation was made */
+	__u8 filtering;  /* of the mapping: enum nat_filtering_mode */
+	__u8 refused;    /* what the subscriber was refused: enum nat_refusal, plus 1 */
+	__u16 zero;
 };
 
 static __always_inline __u64 slot_id(__u32 address, __u32 class, __be16 port)
@@ -114,12 +116,32 @@ static __always_inline void source_put(struct nat_source *s, __u64 one)
 		bpf_map_delete_elem(&sources, &key);
 }
 
-static __always_inline void source_refused(struct nat_source *s, enum nat_refusal what)
+/* Notes what the subscriber of r is refused. It is counted when that is final: XDP leaves most
+ * refusals to tc, which finds the same, or not any more. */
+static __always_inline void source_refuse(struct reservation *r, enum nat_refusal what)
 {
-	__u32 times = __sync_fetch_and_add(&s->refused[what], 1) + 1;
+	r->refused = what + 1;
+}
 
+/* Counts what was noted. */
+GLOBAL int source_refused(const struct reservation *r)
+{
+	struct nat_source_key key;
+	struct nat_source *s;
+	__u32 what, times;
+
+	if (!r || !r->refused)
+		return 0;
+	what = r->refused - 1;
+	key = source_key(r->internal.addr, r->internal.pool);
+	s = bpf_map_lookup_elem(&sources, &key);
+	OPAQUE(what); /* compared here, or Linux 6.1 has forgotten it by then */
+	if (!s || what >= NAT_REFUSALS)
+		return 0;
+	times = __sync_fetch_and_add(&s->refused[what], 1) + 1;
 	if (what != NAT_REFUSED_BLOCK && !(times & (times - 1)))
 		log_quota(addr_word(s->addr), s->pool, what, times);
+	return 0;
 }
 
 /* What the subscriber may have. Its class is looked up once in a generation of the rules. */
@@ -421,10 +443,8 @@ static __always_inline int source_session(struct nat_source *s, const struct nat
 	limits = source_limits(s, c, generation, &class);
 	if (!made)
 		reason = use_take(&s->use, USE_SESSION, limits->sessions);
-	if (reason == E_TOO_BIG) {
-		source_refused(s, NAT_REFUSED_SESSIONS);
+	if (reason == E_TOO_BIG)
 		return NAT_DROP_SOURCE_LIMIT;
-	}
 	if (reason != GO_ON)
 		return reason;
 	if (!addr_equal(s->addr, key->addr) || s->pool != key->pool) {
@@ -434,10 +454,8 @@ static __always_inline int source_session(struct nat_source *s, const struct nat
 	if (c->lookups & NAT_LOOKUP_CLASS && s->generation != generation + 1)
 		*(volatile __u64 *)&s->generation = (__u64) class << 32 | (generation + 1);
 	reason = own ? source_rate(s, limits) : GO_ON;
-	if (reason != GO_ON) {
-		source_refused(s, NAT_REFUSED_RATE);
+	if (reason != GO_ON)
 		source_put(s, USE_SESSION);
-	}
 	return reason;
 }
 
@@ -463,6 +481,10 @@ GLOBAL int source_take(struct reservation *r, __u32 generation, __u32 own)
 		reason = source_session(s, &key, generation, made, own);
 		if (reason == GO_ON)
 			r->flags |= NAT_FLOW_SOURCE;
+		else if (reason == NAT_DROP_SOURCE_LIMIT)
+			source_refuse(r, NAT_REFUSED_SESSIONS);
+		else if (reason == NAT_DROP_RATE_LIMIT)
+			source_refuse(r, NAT_REFUSED_RATE);
 		return reason;
 	}
 	return NAT_DROP_RACE;
@@ -699,7 +721,7 @@ GLOBAL __s64 endpoint_count(struct reservation *r, __u32 generation)
 		return -NAT_DROP_NO_ADDRESS;
 	reason = use_take(&s->use, USE_PORT, source_limits(s, c, generation, &class)->ports);
 	if (reason == E_TOO_BIG) {
-		source_refused(s, NAT_REFUSED_PORTS);
+		source_refuse(r, NAT_REFUSED_PORTS);
 		return -NAT_DROP_PORT_LIMIT;
 	}
 	if (reason != GO_ON)
@@ -737,9 +759,9 @@ GLOBAL __s64 endpoint_extend(struct reservation *r)
 	if (block > 0)
 		return RANGE_OF_BLOCK | block_range(block);
 	if (block == -NAT_DROP_PORT_LIMIT)
-		source_refused(s, NAT_REFUSED_PORTS);
+		source_refuse(r, NAT_REFUSED_PORTS);
 	else if (block == -NAT_DROP_NO_BLOCK) {
-		source_refused(s, NAT_REFUSED_BLOCK);
+		source_refuse(r, NAT_REFUSED_BLOCK);
 		log_exhausted(r->internal.pool, r->address, NAT_DROP_NO_BLOCK);
 	}
 	source_put(s, USE_PORT);

@@ -407,6 +407,7 @@ func TestEvents(t *testing.T) {
 	g.configure(t, func(c *abiNatConfig) {
 		short(c)
 		limitSessions(c, 1)
+		c.IcmpPerSecond = 1000
 	})
 	e := engineOn(t, g.maps)
 	ctx, stop := context.WithCancel(t.Context())
@@ -437,7 +438,10 @@ func TestEvents(t *testing.T) {
 	want("created", "", "192.168.1.2:5000", [2]uint64{0, 0})
 	g.send(t, inside, "udp", 0, out)
 	g.send(t, outer, "udp", 0, endpoints{world, gatewayOut, 53, 5000})
-	g.send(t, inside, "udp", 0, ends("192.168.1.2:5001", "198.51.100.9:53"))
+	frame := g.in.arriving(packet("udp", 0, ends("192.168.1.2:5001", "198.51.100.9:53"))).Bytes()
+	for _, h := range hooks { // XDP leaves it to tc, which answers: one event
+		g.enter(t, h, inside, g.in, frame)
+	}
 	want("refused", "source-limit", "192.168.1.2:5001", [2]uint64{})
 	defer g.startGC(t)()
 	want("ended", "", "192.168.1.2:5000", [2]uint64{2, 1})
@@ -502,6 +506,11 @@ func TestICMPProhibited(t *testing.T) {
 	g.send(t, inside, "udp", 0, ends("192.168.1.2:5000", "198.51.100.9:53"))
 	refuse(t, inside, udp("192.168.1.2:5001"), abiNatReasonNAT_DROP_SOURCE_LIMIT, true)
 	refuse(t, inside, packet("tcp", pktbuild.SYN, ends("192.168.1.2:5001", "198.51.100.9:53")), abiNatReasonNAT_DROP_SOURCE_LIMIT, true)
+	for _, s := range entries[abiNatSourceKey, abiNatSource](t, g.maps["sources"]) {
+		if s.Refused[abiNatRefusalNAT_REFUSED_SESSIONS] != 2 { // by the hook that drops, not also by the one that leaves it to that
+			t.Errorf("a subscriber with two packets refused was refused %v", s.Refused)
+		}
+	}
 
 	begin(0)
 	for n := range 4 {

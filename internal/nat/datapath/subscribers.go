@@ -26,7 +26,7 @@ type Subscriber struct {
 	Ports    int // in hold-down too; 0 where ports are not counted
 	Since    time.Time
 	// Refused are packets, by rulefile.Refusals. One that XDP leaves to tc, which sends the ICMP
-	// error, counts at both.
+	// error, counts there alone.
 	Refused [abiNatRefusalNAT_REFUSALS]uint32
 	Blocks  []SubscriberBlock
 }
