@@ -178,7 +178,11 @@ func BenchmarkWhoBlocks(b *testing.B) {
 	}
 	var bytes int64
 	for _, p := range list {
-		bytes += p.bytes
+		info, err := os.Stat(p.path)
+		if err != nil {
+			b.Fatal(err)
+		}
+		bytes += info.Size()
 	}
 	read := 0
 	for b.Loop() {

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,7 +30,6 @@ type part struct {
 	index   int    // in the hour
 	journal bool
 	path    string
-	bytes   int64
 	// begin and end are in its name, rounded to seconds; a journal's are zero.
 	begin, end time.Time
 }
@@ -74,41 +72,71 @@ func parts(dir string) ([]part, error) {
 	return slices.CompactFunc(list, func(a, b part) bool { return a.position() == b.position() }), err
 }
 
-// allParts lists all files, a journal behind its Parquet file.
+// allParts lists all files, a journal behind its Parquet file. The error is fs.ErrNotExist where
+// there is no folder.
+//
+// A folder is not read in one moment: a journal that becomes a Parquet file at that time may be
+// found by neither name. So the folder is read twice: a part becomes a Parquet file once. A part
+// that only the first reading found is listed, too; if its file is gone when it is opened, the
+// next listing has the other one.
 func allParts(dir string) ([]part, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("no log in %s: natkit log records one", dir)
+	first, err := names(dir)
+	if err != nil {
+		return nil, err
 	}
+	second, err := names(dir)
+	if err != nil {
+		return nil, err
+	}
+	list := partsOf(dir, second)
+	if !slices.Equal(first, second) {
+		found := make(map[Position]bool, len(list))
+		for i := range list {
+			found[list[i].position()] = true
+		}
+		list = append(list, slices.DeleteFunc(partsOf(dir, first), func(p part) bool { return found[p.position()] })...)
+		slices.SortFunc(list, comparePosition)
+	}
+	return list, nil
+}
+
+// names lists the names in the folder of a log.
+func names(dir string) ([]string, error) {
+	d, err := os.Open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("list the log: %w", err)
 	}
-	var list []part
-	for _, e := range entries {
-		p, ok := parsePart(e.Name())
-		if !ok {
-			continue
-		}
-		info, err := e.Info()
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list the log: %w", err)
-		}
-		p.path, p.bytes = filepath.Join(dir, e.Name()), info.Size()
-		list = append(list, p)
+	defer d.Close()
+	list, err := d.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("list the log: %w", err)
 	}
-	slices.SortFunc(list, func(a, b part) int {
-		journal := func(p part) int {
-			if p.journal {
-				return 1
-			}
-			return 0
-		}
-		return cmp.Or(cmp.Compare(a.number, b.number), cmp.Compare(a.index, b.index), cmp.Compare(journal(a), journal(b)))
-	})
+	slices.Sort(list)
 	return list, nil
+}
+
+// partsOf are the parts among files of the log, in order.
+func partsOf(dir string, names []string) []part {
+	list := make([]part, 0, len(names))
+	for _, name := range names {
+		if p, ok := parsePart(name); ok {
+			p.path = filepath.Join(dir, name)
+			list = append(list, p)
+		}
+	}
+	slices.SortFunc(list, comparePosition)
+	return list
+}
+
+// comparePosition orders parts as they were written, a journal behind its Parquet file.
+func comparePosition(a, b part) int {
+	if c := a.position().Compare(b.position()); c != 0 || a.journal == b.journal {
+		return c
+	}
+	if a.journal {
+		return 1
+	}
+	return -1
 }
 
 // content is what is in a journal.

@@ -122,6 +122,9 @@ func Who(dir string, q Question) (Answer, error) {
 
 func (r *reader) ask(dir string) error {
 	list, err := parts(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("no log in %s: natkit log records one", dir)
+	}
 	if err != nil {
 		return err
 	}

@@ -147,6 +147,8 @@ type Store struct {
 	rules     *keptRules        // nil: none were given
 	rulesLost bool              // they are not in the folder
 
+	sizes map[string]int64 // of files, by path, at the last tick
+
 	failedSince time.Time // zero: the last write succeeded
 	failedWhy   error
 	failed      uint64 // records since then
@@ -585,12 +587,14 @@ func (s *Store) remake() error {
 
 // retain removes the oldest hours while there is more than what is to be kept.
 func (s *Store) retain(now time.Time) {
-	list, err := allParts(s.o.Dir)
+	found, err := names(s.o.Dir)
 	if err != nil {
 		s.say("%v", err)
 		return
 	}
+	list := partsOf(s.o.Dir, found)
 	var total int64
+	sizes := make(map[string]int64, len(list))
 	kept := list[:0]
 	for i, p := range list {
 		if p.journal && i > 0 && list[i-1].position() == p.position() { // it is in its Parquet file
@@ -599,9 +603,17 @@ func (s *Store) retain(now time.Time) {
 			}
 			p.end = list[i-1].end
 		}
-		total += p.bytes
+		bytes, ok := s.sizes[p.path]
+		if !ok || p.journal {
+			if info, err := os.Stat(p.path); err == nil {
+				bytes = info.Size()
+			}
+		}
+		sizes[p.path] = bytes
+		total += bytes
 		kept = append(kept, p)
 	}
+	s.sizes = sizes
 	list = kept
 	files := len(list)
 	for _, p := range list {
@@ -613,7 +625,7 @@ func (s *Store) retain(now time.Time) {
 			s.say("remove an old file of the log: %v", err)
 			break
 		}
-		total -= p.bytes
+		total -= sizes[p.path]
 		files--
 	}
 	s.count(func(stats *Stats) { stats.Bytes, stats.Files = total, files })

@@ -61,6 +61,8 @@ type Tail struct {
 	group   int
 	rows    []natlog.Record // of the group, not given yet
 	repeat  natlog.Micros
+
+	listed func() // for tests: called when files were listed, before one is opened
 }
 
 // tailBytes is how much of a journal is read at once, if its frames are not larger;
@@ -100,6 +102,9 @@ func (t *Tail) Next(end Position) (Batch, error) {
 	for again := true; ; {
 		if t.journal == nil && t.parquet == nil {
 			ok, err := t.open(end)
+			for try := 1; errors.Is(err, errMoved) && try < openTries; try++ {
+				ok, err = t.open(end)
+			}
 			if err != nil {
 				t.skip()
 			}
@@ -129,6 +134,13 @@ func (t *Tail) Next(end Position) (Batch, error) {
 	}
 }
 
+// errMoved is that a file of the log was removed after it was listed: a journal became a Parquet
+// file, or the file was too old.
+var errMoved = errors.New("a file of the log is gone")
+
+// openTries is how often the log is listed again for that. Each time it is another file.
+const openTries = 100
+
 // skip goes to the part behind this one.
 func (t *Tail) skip() {
 	t.Close()
@@ -143,6 +155,9 @@ func (t *Tail) open(end Position) (ok bool, err error) {
 	}
 	if err != nil {
 		return false, err
+	}
+	if t.listed != nil {
+		t.listed()
 	}
 	list = slices.DeleteFunc(list, func(p part) bool { return t.at.Compare(p.position()) > 0 || end.Compare(p.position()) < 0 })
 	if len(list) == 0 {
@@ -169,8 +184,8 @@ func (t *Tail) open(end Position) (ok bool, err error) {
 		err = t.begin()
 	}
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // it became a Parquet file
-		return false, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return false, fmt.Errorf("%w: %s", errMoved, p.path)
 	case err != nil:
 		return false, fmt.Errorf("read the log's file %s: %w", p.path, err)
 	}
