@@ -28,7 +28,7 @@ var synFlood = Cause{
 	Symptom:    "A published service is slow or dead. The table fills with half-open connections from many addresses.",
 	Proof: fmt.Sprintf("Most TCP entries are half open, at least %d and %s of nf_conntrack_max (in a small table %d and %s), and they are not mostly those of a few hosts. Either the service replied and its clients did not (SYN_RECV), and the replies leave by the interface that the clients are on; or they go to one destination, which does reply to others. Critical if the kernel evicted half-open connections or a server's SYN queue was full.",
 		floodEntries, percent(floodRoom), floodSmall, percent(floodSmallRoom)),
-	FalsePositive: "A few clients whose replies get lost are clients-unreached. A client that scans, and clients of a server that replies to nobody, are unreplied-flood. Many connections being opened beside many more open ones are a busy service.",
+	FalsePositive: "A few clients whose replies get lost are clients-unreached. Many clients whose replies all get lost behind this machine leave the same entries as a flood: check whether some of the sources can be reached. A client that scans, and clients of a server that replies to nobody, are unreplied-flood. Many connections being opened beside many more open ones are a busy service.",
 	Cure:          "Use SYNPROXY: the kernel replies with cookies and creates an entry only for a client that completes the handshake. Shorter timeouts of half-open connections help at once.",
 	judge:         judgeSYNFlood,
 }
@@ -111,7 +111,7 @@ func judgeSYNFlood(f facts) *verdict {
 		v.Title += fmt.Sprintf(", most to %s", h.dest.Addr)
 	}
 	v.Evidence = f.floodEvidence(h, evicted)
-	v.Why = "The first packet of each connection costs an entry, for 120 s without a reply and 60 s after the service's reply. The sender can use forged addresses."
+	v.Why = "The first packet of each connection costs an entry, for 120 s without a reply and 60 s after the service's reply. The sender can use forged addresses. Many real clients whose replies get lost behind this machine leave the same entries, and natkit cannot tell them apart: check whether some of the sources can be reached."
 	f.endFlood(v, h)
 	v.Verify = f.look(f.natkit("conntrack stats"))
 	return v

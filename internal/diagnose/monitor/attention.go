@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"natkit/internal/diagnose/probe"
+	"natkit/internal/kernel/conntrack"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 )
@@ -62,6 +63,9 @@ const (
 	// for somebody else.
 	fewResets = 10
 	fewFrames = 3
+	// fewUnconfirmed is how many connections one client must leave unconfirmed, and manyUnconfirmed all together.
+	fewUnconfirmed  = 5
+	manyUnconfirmed = 100
 
 	// fillSymptom is how full a table is from which on it is of interest who fills it.
 	fillSymptom = 0.4
@@ -224,16 +228,22 @@ func (out symptoms) drops(s *snapshot.Snapshot) {
 		for _, q := range s.Frames.Asked {
 			frames += q.Count
 		}
+		if len(s.Frames.Claims) > 0 {
+			out["claims"] = 1
+		}
 	}
 	if frames >= fewFrames {
 		out["frames"] = magnitude(frames)
 	}
 }
 
-// sample takes what a sample of a namespace shows.
-func (a *attention) sample(s *snapshot.Snapshot) {
+// sample takes what a sample of a namespace shows, and which of its connections are not confirmed.
+func (a *attention) sample(s *snapshot.Snapshot, unconfirmed conntrack.Unconfirmed) {
 	r := a.of(s.Netns.Inode)
 	r.symptoms = symptomsOf(s, r.ports)
+	if unconfirmed.Most >= fewUnconfirmed || unconfirmed.Entries >= manyUnconfirmed {
+		r.symptoms["unconfirmed"] = magnitude(unconfirmed.Entries)
+	}
 	if r.fell(s) {
 		r.symptoms["traffic"] = 1
 	}

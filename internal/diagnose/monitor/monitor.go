@@ -122,7 +122,7 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	there := map[uint64]bool{}
 	for _, s := range r.Samples {
 		there[s.Netns.Inode] = true
-		m.attention.sample(s)
+		m.attention.sample(s, r.Unconfirmed[s.Netns.Inode])
 		if p := moved(s); p != nil {
 			e.Samples = append(e.Samples, p)
 		}
@@ -155,7 +155,7 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	return nil
 }
 
-// near says of whom each sample has the counters of the stack.
+// near says of whom each sample has more: the counters of the stack, unconfirmed connections, other machines with its addresses.
 func (m *monitor) near(inode uint64) bool {
 	r := m.attention.of(inode)
 	return m.findings.urgent(inode) || len(r.symptoms) > 0 || r.busy()

@@ -12,6 +12,7 @@ import (
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/probe"
+	"natkit/internal/kernel/conntrack"
 	"natkit/internal/snapshot"
 )
 
@@ -149,7 +150,7 @@ func TestBudget(t *testing.T) {
 				if sick {
 					s.Drops = &snapshot.Drops{Rows: []snapshot.Drop{{Count: 1, Reason: fmt.Sprint(i % 7)}}}
 				}
-				a.sample(s)
+				a.sample(s, conntrack.Unconfirmed{})
 			}
 			for _, inode := range a.lookAll(all, now, sick) {
 				looks++
@@ -188,7 +189,7 @@ func TestAttention(t *testing.T) {
 	for i := range 120 {
 		now = now.Add(10 * time.Second)
 		a.pass(10 * time.Second)
-		a.sample(dropping)
+		a.sample(dropping, conntrack.Unconfirmed{})
 		for _, inode := range a.lookAll(all, now, false) {
 			if inode == 3 {
 				times = append(times, i)
@@ -207,11 +208,11 @@ func TestAttention(t *testing.T) {
 		t.Errorf("with a finding %v", w)
 	}
 	dropping.Drops.Rows[0].Reason = "another"
-	a.sample(dropping)
+	a.sample(dropping, conntrack.Unconfirmed{})
 	if w, _ := a.choose(all[2:3], func(uint64) bool { return false }, now); len(w) != 1 {
 		t.Error("another symptom was left alone")
 	}
-	a.sample(&snapshot.Snapshot{Netns: all[2]})
+	a.sample(&snapshot.Snapshot{Netns: all[2]}, conntrack.Unconfirmed{})
 	a.examined(&snapshot.Snapshot{Netns: all[2]}, false, now)
 	a.changed(3, now)
 	for i := range 3 { // what it broke may be in the table; then it is as before
@@ -229,7 +230,7 @@ func TestTrafficFalls(t *testing.T) {
 	a := newAttention()
 	rate := func(perSecond uint64) bool {
 		s := &snapshot.Snapshot{Netns: snapshot.Netns{Inode: 3}, WindowSeconds: 10, Counters: map[string]uint64{"Ip.ForwDatagrams": 10 * perSecond}}
-		a.sample(s)
+		a.sample(s, conntrack.Unconfirmed{})
 		return a.of(3).symptoms["traffic"] > 0
 	}
 	for _, n := range []uint64{1000, 900, 1100, 400, 5000, 900, 800, 1000, 900, 1000, 1000, 900, 1000, 1100, 1000} {
@@ -240,7 +241,7 @@ func TestTrafficFalls(t *testing.T) {
 	if !rate(60) || !rate(50) {
 		t.Error("a fall is no symptom")
 	}
-	a.sample(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: 3}, WindowSeconds: 10}) // without counters
+	a.sample(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: 3}, WindowSeconds: 10}, conntrack.Unconfirmed{}) // without counters
 	if rate(20) {
 		t.Error("counters of a longer time are compared")
 	}
@@ -279,6 +280,26 @@ func TestSymptoms(t *testing.T) {
 	}
 }
 
+// One client that does not confirm some connections is a symptom, as are many that do not confirm one each; and so is another
+// machine with the router's address.
+func TestQuietFaultsAreSymptoms(t *testing.T) {
+	for _, test := range []struct {
+		found conntrack.Unconfirmed
+		want  bool
+	}{{conntrack.Unconfirmed{Entries: 4, Most: 4}, false}, {conntrack.Unconfirmed{Entries: 5, Most: 5}, true},
+		{conntrack.Unconfirmed{Entries: 99, Most: 1}, false}, {conntrack.Unconfirmed{Entries: 100, Most: 1}, true}} {
+		a, all := newAttention(), spaces(1)
+		a.sample(&snapshot.Snapshot{Netns: all[0]}, test.found)
+		if got := a.of(all[0].Inode).symptoms; (got["unconfirmed"] > 0) != test.want {
+			t.Errorf("%+v: %v", test.found, got)
+		}
+	}
+	claimed := symptomsOf(&snapshot.Snapshot{Frames: &snapshot.Frames{Claims: []snapshot.AddressClaim{{Own: true, Count: 1}}}}, 0)
+	if claimed["claims"] == 0 {
+		t.Errorf("another machine has the router's address: %v", claimed)
+	}
+}
+
 // A symptom of which an examination found nothing is looked at again when there is clearly more of it: a table that
 // goes on filling, drops that multiply. What varies about a level is not.
 func TestSymptomGrows(t *testing.T) {
@@ -304,7 +325,7 @@ func TestSymptomGrows(t *testing.T) {
 		for i, s := range test.samples {
 			s.Netns = all[0]
 			a.pass(10 * time.Second)
-			a.sample(s)
+			a.sample(s, conntrack.Unconfirmed{})
 			// The pause after the first examination is 30 seconds; the test's samples are closer.
 			got += len(a.lookAll(all, noon.Add(time.Duration(i)*4*time.Second), false))
 		}
@@ -319,7 +340,7 @@ func TestTableIsReadAgain(t *testing.T) {
 	a := newAttention()
 	sample := func(entries uint64) probe.Want {
 		ct := &snapshot.Conntrack{CountStart: entries, Count: entries, Max: 100000}
-		a.sample(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: 3}, Conntrack: ct})
+		a.sample(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: 3}, Conntrack: ct}, conntrack.Unconfirmed{})
 		return a.of(3).want(3, noon.Add(30*time.Second))
 	}
 	sample(50000)
@@ -351,7 +372,7 @@ func TestTableOfAFinding(t *testing.T) {
 		t.Errorf("a finding without a symptom: %+v", w)
 	}
 	read := &snapshot.Table{Entries: 150000, DumpSeconds: 3}
-	a.sample(&snapshot.Snapshot{Netns: ns, Conntrack: &snapshot.Conntrack{CountStart: 150000, Count: 150000, Max: 500000}})
+	a.sample(&snapshot.Snapshot{Netns: ns, Conntrack: &snapshot.Conntrack{CountStart: 150000, Count: 150000, Max: 500000}}, conntrack.Unconfirmed{})
 	a.examined(&snapshot.Snapshot{Netns: ns, Conntrack: &snapshot.Conntrack{Table: read}}, true, noon)
 	for after, again := range map[time.Duration]bool{8 * time.Second: false, 24 * time.Second: true} {
 		if w := a.of(3).want(3, noon.Add(after)); w.Dump != again || !again && w.Table != read {

@@ -52,8 +52,8 @@ type linkState struct {
 	mtu     uint32
 }
 
-// watchChanges begins to listen, once the first look has shown that it is worth it. Each look chooses again of which
-// interfaces ARP with a tag is counted.
+// watchChanges begins to listen, once the first look has shown that it is worth it. Each look chooses again on
+// which interfaces ARP is heard.
 func (n *sampled) watchChanges(ns *netns.Handle, s *snapshot.Snapshot) {
 	if n.changes == nil && len(s.Chains) == 0 && s.Engine == nil && !s.Netns.Init {
 		return
@@ -62,12 +62,12 @@ func (n *sampled) watchChanges(ns *netns.Handle, s *snapshot.Snapshot) {
 		// Without it history shows no changes; a next look tries again.
 		n.changes, _ = listenForChanges(ns)
 	}
-	if n.tagged != nil {
-		n.tagged.close()
+	if n.arp != nil {
+		n.arp.close()
 	}
-	n.tagged = nil
-	_ = ns.Do(func() (err error) { // without it such frames are found by the looks alone
-		n.tagged, err = openTagged()
+	n.arp = nil
+	_ = ns.Do(func() (err error) { // without it the looks alone hear ARP
+		n.arp, err = openARPWatch()
 		return err
 	})
 }

@@ -2,7 +2,12 @@
 
 package probe
 
-import "golang.org/x/sys/unix"
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
 
 // This file makes the filters of the packet sockets that look at frames: classic BPF, in which
 // jumps lead forward only and 255 instructions far.
@@ -15,6 +20,7 @@ const (
 	adVLAN        = 0xfffff000 + 44
 	adVLANPresent = 0xfffff000 + 48
 	netHeader     = 0xfff00000
+	arpSender     = 14 + 14 // the address of the sender, behind the header of Ethernet
 )
 
 type frameFilter []unix.SockFilter
@@ -61,9 +67,10 @@ func arpFilter(links []int) frameFilter {
 	return p
 }
 
-// taggedFilter accepts broadcast frames that come in by these interfaces and that the kernel takes for another host's, as
-// ARP's socket sees those of a VLAN without an interface: the tag itself is gone by then.
-func taggedFilter(links []int) frameFilter {
+// arpWatchFilter accepts, of the ARP that comes in by these interfaces, what another machine sends with one of the addresses, and
+// broadcast frames that the kernel takes for another host's, as ARP's socket sees those of a VLAN without an interface: the tag
+// itself is gone by then.
+func arpWatchFilter(links []int, own []netip.Addr) frameFilter {
 	var p frameFilter
 	p.load(adLink)
 	p.unless(links, p.drop)
@@ -71,8 +78,16 @@ func taggedFilter(links []int) frameFilter {
 	p.when(unix.PACKET_OTHERHOST, func() {
 		p.load(0) // its hardware address
 		p.when(0xffffffff, p.accept)
+		p.drop()
 	})
-	p.drop()
+	p.load(arpSender)
+	addrs := make([]int, len(own))
+	for i, a := range own {
+		b := a.As4()
+		addrs[i] = int(binary.BigEndian.Uint32(b[:]))
+	}
+	p.unless(addrs, p.drop)
+	p.accept()
 	return p
 }
 

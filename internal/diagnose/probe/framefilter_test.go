@@ -15,8 +15,12 @@ func TestFrameFiltersAreValid(t *testing.T) {
 	for i := range many {
 		many[i] = i + 1
 	}
+	addrs := make([]netip.Addr, maxFrameAddrs)
+	for i := range addrs {
+		addrs[i] = netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})
+	}
 	for name, filter := range map[string]frameFilter{
-		"ARP": arpFilter(many), "tagged": taggedFilter(many), "astray": astrayFilter(many, many), "no VLAN": astrayFilter(many[:1], nil),
+		"ARP": arpFilter(many), "ARP watch": arpWatchFilter(many, addrs), "astray": astrayFilter(many, many), "no VLAN": astrayFilter(many[:1], nil),
 	} {
 		for i, f := range filter {
 			if f.Code&7 != unix.BPF_JMP {

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -55,6 +54,7 @@ const (
 	// some nanoseconds.
 	maxFrameLinks = 64
 	maxFrameVLANs = 64
+	maxFrameAddrs = 64
 	// maxFrameRows bounds each list of the result.
 	maxFrameRows = 40
 
@@ -106,20 +106,6 @@ func openFrames() (*framesTap, error) {
 	return t, nil
 }
 
-// openTagged is a tap of ARP alone, with the tag of a VLAN that this namespace does not have. It stays open: no packet
-// but ARP costs anything by it.
-func openTagged() (*framesTap, error) {
-	t := &framesTap{links: map[int]frameLink{}, own: map[string]bool{}}
-	if _, err := t.chooseLinks(); err != nil {
-		return nil, err
-	}
-	var err error
-	if t.arp, err = openPacketTap(unix.SOCK_RAW, taggedFilter(slices.Sorted(maps.Keys(t.links))), unix.ETH_P_ARP, true); err != nil {
-		return nil, fmt.Errorf("look at ARP of other VLANs: %w", err)
-	}
-	return t, nil
-}
-
 // chooseLinks finds the interfaces to look at and the VLANs that there are. Ports of a
 // bridge, bond or team get frames for everybody: that is what they are for.
 func (t *framesTap) chooseLinks() (vlans []int, err error) {
@@ -159,16 +145,8 @@ func (t *framesTap) chooseLinks() (vlans []int, err error) {
 // askForDuplicates sends an ARP probe for each of this machine's own addresses, and for each of the
 // neighbours that it has used last.
 func (t *framesTap) askForDuplicates() {
+	t.askForOwn(snapshot.AskedNeighbours)
 	asked := 0
-	for index, l := range t.links {
-		for _, own := range l.addrs {
-			if l.asks && asked < snapshot.AskedNeighbours {
-				asked++
-				t.ask(index, own.Addr())
-			}
-		}
-	}
-	asked = 0
 	for _, n := range neighboursInUse() {
 		addr, _ := netip.AddrFromSlice(n.IP.To4())
 		l := t.links[n.LinkIndex]
@@ -178,6 +156,19 @@ func (t *framesTap) askForDuplicates() {
 			t.ask(n.LinkIndex, addr)
 		}
 	}
+}
+
+// askForOwn sends one for each of this machine's own addresses, at most so many, and returns how many it sent.
+func (t *framesTap) askForOwn(most int) (asked int) {
+	for index, l := range t.links {
+		for _, own := range l.addrs {
+			if l.asks && asked < most {
+				asked++
+				t.ask(index, own.Addr())
+			}
+		}
+	}
+	return asked
 }
 
 // ask sends a probe for an address. A link that takes nothing now has no answers either.

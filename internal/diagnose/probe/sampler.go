@@ -28,6 +28,9 @@ type Sampler struct {
 	places []netns.Place
 	seen   map[uint64]*sampled
 	rounds int
+	walks  walks
+	// sampledAt is when the last samples were taken.
+	sampledAt time.Time
 }
 
 // RoundOptions is what a Sampler reads in one round.
@@ -35,7 +38,7 @@ type RoundOptions struct {
 	Window time.Duration
 	Looks  []Want // most urgent first
 	// Close says of which namespaces the counters of the stack are read in each round, not in
-	// one of stackEvery.
+	// one of stackEvery; whose unconfirmed connections are counted, and for whose addresses is asked.
 	Close func(inode uint64) bool
 }
 
@@ -52,9 +55,12 @@ type Round struct {
 	Seconds float64
 	// Samples are of all namespaces, the caller's own first: Conntrack (the limits and counters),
 	// Drops, Counters where they were read, with the EventSockets that lost events, the Packets of the eBPF engine, and of
-	// Frames the ARP requests for the namespace's own addresses in a VLAN that it does not have. What is not there was not read.
+	// Frames the ARP requests for the namespace's own addresses in a VLAN that it does not have, and ARP of other machines with
+	// its addresses. What is not there was not read.
 	Samples []*snapshot.Snapshot
-	Looks   []*snapshot.Snapshot // those that were asked for and could be read
+	// Unconfirmed are the connections that clients do not confirm, by the namespace's number, where they were counted.
+	Unconfirmed map[uint64]conntrack.Unconfirmed
+	Looks       []*snapshot.Snapshot // those that were asked for and could be read
 	// Idle are those asked for that have no interface but loopback.
 	Idle    []uint64
 	Changes []Change
@@ -89,7 +95,8 @@ type sampled struct {
 	stackAt  time.Time
 	lost     map[uint64]uint64 // events, by the socket's inode
 	changes  *changeListener
-	tagged   *framesTap        // ARP with a tag; nil where changes is
+	arp      *framesTap        // ARP with a tag, or with an own address; nil where changes is
+	walked   time.Time         // when its unconfirmed connections were counted
 	engine   bool              // a look has shown that the eBPF engine is up
 	packets  map[string]uint64 // of the engine; nil: not read yet
 	rested   time.Time         // when they are read again
@@ -98,8 +105,8 @@ type sampled struct {
 // close ends what is open of the namespace.
 func (n *sampled) close() {
 	n.changes.close()
-	if n.tagged != nil {
-		n.tagged.close()
+	if n.arp != nil {
+		n.arp.close()
 	}
 }
 
@@ -118,7 +125,7 @@ func OpenSampler(opts Options) (*Sampler, error) {
 		p.Close()
 		return nil, err
 	}
-	p.samples(func(uint64) bool { return true }) // what the first round's increases begin with
+	p.samples(func(uint64) bool { return true }, nil) // what the first round's increases begin with
 	p.shared.drops.begin()
 	return p, nil
 }
@@ -187,12 +194,17 @@ func (p *Sampler) Round(ctx context.Context, t RoundOptions) (*Round, error) {
 		early = p.shared.drops.rows
 	}
 	opts := p.opts
+	if opts.Window = t.Window - time.Since(began) - askBefore; opts.Window > 0 {
+		opts.watch(ctx)
+	}
+	p.askForOwn(t.Close)
 	opts.Window = max(0, t.Window-time.Since(began))
 	opts.watch(ctx)
 	p.shared.endWindow()
 	out.At = time.Now()
 	out.Seconds = out.At.Sub(began).Seconds()
-	out.Samples = p.samples(t.Close)
+	out.Unconfirmed = map[uint64]conntrack.Unconfirmed{}
+	out.Samples = p.samples(t.Close, out.Unconfirmed)
 	p.sortDrops(out, early)
 	p.sampleEngines(out.Samples)
 	for _, r := range readings {
@@ -245,9 +257,14 @@ func (p *Sampler) beginLooks(ctx context.Context, t RoundOptions, out *Round) (r
 	return readings
 }
 
-// samples reads what is cheap, of all namespaces.
-func (p *Sampler) samples(near func(inode uint64) bool) (out []*snapshot.Snapshot) {
+// samples reads what is cheap, of all namespaces; unconfirmed, if not nil, gets the connections that clients do not confirm.
+func (p *Sampler) samples(near func(inode uint64) bool, unconfirmed map[uint64]conntrack.Unconfirmed) (out []*snapshot.Snapshot) {
 	v := newView("")
+	var walks map[uint64]bool
+	if unconfirmed != nil {
+		walks = p.walks.choose(p.seen, near, time.Since(p.sampledAt))
+	}
+	p.sampledAt = time.Now()
 	i := 0
 	// A thread that can't learn where it is can't go anywhere: then there are no samples.
 	_ = netns.Visit(p.places, func(place netns.Place) {
@@ -257,6 +274,11 @@ func (p *Sampler) samples(near func(inode uint64) bool) (out []*snapshot.Snapsho
 		}
 		stack := n.stackAt.IsZero() || near != nil && near(place.Inode) || (p.rounds+i)%stackEvery == 0
 		out = append(out, n.sample(v, stack))
+		if walks[place.Inode] {
+			if found, ok := p.walks.walk(n); ok {
+				unconfirmed[place.Inode] = found
+			}
+		}
 		i++
 	}, nil)
 	return out
@@ -291,20 +313,8 @@ func (n *sampled) sample(v *view, stack bool) *snapshot.Snapshot {
 		n.sampleStack(v, s, now)
 		n.sampleEventSockets(v, s)
 	}
-	n.sampleTagged(s)
+	n.sampleARP(s)
 	return s
-}
-
-// sampleTagged counts requests for this namespace's addresses in VLANs that it does not have: the kernel discards them
-// uncounted.
-func (n *sampled) sampleTagged(s *snapshot.Snapshot) {
-	if n.tagged == nil || !n.tagged.arp.any() {
-		return
-	}
-	frames := &snapshot.Frames{}
-	if n.tagged.readARP(frames, map[string]bool{}) == nil {
-		s.Frames = &snapshot.Frames{Asked: frames.Asked}
-	}
 }
 
 // sampleEngines counts what the eBPF engine did with packets, where it is up.

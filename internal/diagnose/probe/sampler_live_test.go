@@ -55,7 +55,7 @@ func TestLiveTaggedRequests(t *testing.T) {
 	output(t, h, "", "ip", "link", "set", "veth1", "up")
 	n := &sampled{}
 	in(t, h, func() (err error) {
-		n.tagged, err = openTagged()
+		n.arp, err = openARPWatch()
 		return err
 	})
 	defer n.close()
@@ -82,7 +82,7 @@ func TestLiveTaggedRequests(t *testing.T) {
 	sample := func() (out []snapshot.ARPQuestion) {
 		in(t, h, func() error {
 			s := &snapshot.Snapshot{}
-			n.sampleTagged(s)
+			n.sampleARP(s)
 			if s.Frames != nil {
 				out = s.Frames.Asked
 			}

@@ -44,6 +44,10 @@ const (
 	ctaSecctx        = 19
 	ctaTimestamp     = 20
 	ctaLabels        = 22
+	ctaFilter        = 25
+	ctaStatusMask    = 26
+
+	ctaFilterOrig = 1
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2

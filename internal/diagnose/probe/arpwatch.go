@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/snapshot"
+)
+
+// This file is what a Sampler hears by ARP between two examinations: requests with the tag of a VLAN that a namespace
+// does not have, and other machines that have its addresses.
+
+const (
+	// A router's own addresses are asked for askBefore the end of each window: a reply takes no longer, and it is one of
+	// the window, in which a look may listen too.
+	askBefore = time.Second
+	// mostAsked is for how many addresses of all namespaces together.
+	mostAsked = 32
+)
+
+// openARPWatch listens in the namespace of the calling thread. It stays open: no packet but ARP costs anything by it.
+func openARPWatch() (*framesTap, error) {
+	t := &framesTap{links: map[int]frameLink{}, own: map[string]bool{}}
+	if _, err := t.chooseLinks(); err != nil {
+		return nil, err
+	}
+	var own []netip.Addr
+	for _, l := range t.links {
+		for _, p := range l.addrs {
+			own = append(own, p.Addr())
+		}
+	}
+	slices.SortFunc(own, netip.Addr.Compare)
+	var err error
+	filter := arpWatchFilter(slices.Sorted(maps.Keys(t.links)), own[:min(len(own), maxFrameAddrs)])
+	if t.arp, err = openPacketTap(unix.SOCK_RAW, filter, unix.ETH_P_ARP, true); err != nil {
+		return nil, fmt.Errorf("watch ARP: %w", err)
+	}
+	return t, nil
+}
+
+// sampleARP adds what came: the kernel counts neither.
+func (n *sampled) sampleARP(s *snapshot.Snapshot) {
+	if n.arp == nil || !n.arp.arp.any() {
+		return
+	}
+	frames := &snapshot.Frames{}
+	if n.arp.readARP(frames, map[string]bool{}) != nil {
+		return
+	}
+	s.Frames = &snapshot.Frames{Asked: frames.Asked}
+	for _, c := range frames.Claims {
+		if c.Own {
+			s.Frames.Claims = append(s.Frames.Claims, c)
+		}
+	}
+}
+
+// askForOwn sends an ARP probe (RFC 5227) for each address of the routers that are worth it: a machine that has one of
+// them, too, says so to those who ask, and to nobody else.
+func (p *Sampler) askForOwn(near func(inode uint64) bool) {
+	left := mostAsked
+	for i := range p.places {
+		// Each round begins with another one: where there are more addresses, all have their turn.
+		n := p.seen[p.places[(p.rounds+i)%len(p.places)].Inode]
+		if n != nil && n.arp != nil && near != nil && near(n.netns.Inode) {
+			left -= n.arp.askForOwn(left)
+		}
+	}
+}
