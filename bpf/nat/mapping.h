@@ -21,7 +21,7 @@
 #include "lib/table.h"
 
 enum mapping_limit {
-	MAPPING_TRIES = 2, /* the second after another CPU made the same mapping */
+	MAPPING_TRIES = 2,            /* the second after another CPU made the same mapping */
 	MAPPING_FILTERING_SHIFT = 24, /* of NAT_REFS_FILTERING */
 };
 

@@ -36,12 +36,12 @@ enum subscriber_limit {
 /* What a session has reserved for the internal endpoint at one end of it. */
 struct reservation {
 	struct nat_mapping_key internal;
-	__u16 address;   /* outside: index */
-	__be16 port;     /* outside */
-	__u32 flags;     /* NAT_FLOW_MAPPED, NAT_FLOW_PORT, NAT_FLOW_SOURCE, NAT_FLOW_FILTER */
-	__u32 refs;      /* of the mapping, as this reservation was made */
-	__u8 filtering;  /* of the mapping: enum nat_filtering_mode */
-	__u8 refused;    /* what the subscriber was refused: enum nat_refusal, plus 1 */
+	__u16 address;  /* outside: index */
+	__be16 port;    /* outside */
+	__u32 flags;    /* NAT_FLOW_MAPPED, NAT_FLOW_PORT, NAT_FLOW_SOURCE, NAT_FLOW_FILTER */
+	__u32 refs;     /* of the mapping, as this reservation was made */
+	__u8 filtering; /* of the mapping: enum nat_filtering_mode */
+	__u8 refused;   /* what the subscriber was refused: enum nat_refusal, plus 1 */
 	__u16 zero;
 };
 

@@ -111,7 +111,7 @@ func judgeSYNFlood(f facts) *verdict {
 		v.Title += fmt.Sprintf(", most to %s", h.dest.Addr)
 	}
 	v.Evidence = f.floodEvidence(h, evicted)
-	v.Why = "The first packet of each connection costs an entry, for 120 s without a reply and 60 s after the service's reply. The sender can use forged addresses. Many real clients whose replies get lost behind this machine leave the same entries, and natkit cannot tell them apart: check whether some of the sources can be reached."
+	v.Why = "The first packet of each connection costs an entry, for 120 s without a reply and 60 s after the service's reply. The sender can use forged addresses. Many real clients whose replies get lost behind this machine leave the same entries: check whether some of the sources can be reached."
 	f.endFlood(v, h)
 	v.Verify = f.look(f.natkit("conntrack stats"))
 	return v

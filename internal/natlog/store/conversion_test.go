@@ -96,7 +96,7 @@ func TestTailWithoutFolder(t *testing.T) {
 }
 
 // While journals become Parquet files, whoever reads the log misses nothing: a reader that
-// follows it, one that begins anew, and a look-up.
+// follows it, one that begins again, and a look-up.
 func TestReadDuringConversion(t *testing.T) {
 	t.Parallel()
 	f := newFollowed(t)
