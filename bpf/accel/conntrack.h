@@ -242,10 +242,10 @@ static __noinline __u32 conntrack_policy(const struct nf_conn *ct)
 
 /*
  * Whether the entry of a TCP packet that the stack has seen believes that data is
- * unacknowledged. The packet has a pointer to it: a look-up costs three times what all else at the
- * egress does.
+ * unacknowledged; unknown: what Linux before 6.2 answers. The packet has a pointer to it: a look-up
+ * costs three times what all else at the egress does.
  */
-static __always_inline int conntrack_unacknowledged(struct ctx *ctx)
+static __always_inline int conntrack_unacknowledged(struct ctx *ctx, int unknown)
 {
 	/* One read from the one direction's flags to the other's: what it costs is the call. */
 	__u32 at = bpf_core_field_offset(struct nf_conn, proto.tcp.seen[0].flags);
@@ -254,7 +254,7 @@ static __always_inline int conntrack_unacknowledged(struct ctx *ctx)
 	__u8 flags[64];
 
 	if (!bpf_cast_to_kern_ctx || apart >= sizeof(flags))
-		return 1;
+		return unknown;
 	ct = (void *)(((const struct sk_buff *)bpf_cast_to_kern_ctx(ctx))->_nfct & ~NFCT_INFO_MASK);
 	if (!ct || bpf_probe_read_kernel(flags, apart + 1, ct + at))
 		return 0;

@@ -38,7 +38,9 @@ static __always_inline int leaving_bare(struct ctx *ctx, const struct packet *pa
  * TCP's timeout, which the stack has just set by what it has seen of the connection
  * (conntrack_keep). Data will be acknowledged if the other end was heard lately. The table may
  * have evicted the entries of an accelerated connection: then a bare acknowledgement shows
- * that there is no unacknowledged data.
+ * that there is no unacknowledged data. Of data that has just left, an entry that has seen all of
+ * the connection believes that it is unacknowledged: else the connection was accelerated, though
+ * it has been silent for so long that its fast-path entries were not looked up.
  */
 static __always_inline void leaving_keep(struct ctx *ctx, const struct packet *packet,
 					 const struct nat_flow_key *key,
@@ -47,13 +49,15 @@ static __always_inline void leaving_keep(struct ctx *ctx, const struct packet *p
 	int bare = leaving_bare(ctx, packet), doubt = CONNTRACK_ACKNOWLEDGED;
 	const struct nat_accel_entry *own = NULL;
 
+	if (!other && !bare && !conntrack_unacknowledged(ctx, 0))
+		other = bpf_map_lookup_elem(&accel_entries, key);
 	if (other && other->carried)
 		own = learn_other(packet, other);
 	if (own && packet->now - own->left < LEARN_HEARD)
 		doubt = CONNTRACK_ALIVE;
 	else if (own && !bare)
 		doubt = CONNTRACK_UNACKNOWLEDGED;
-	else if (!bare || !conntrack_unacknowledged(ctx))
+	else if (!bare || !conntrack_unacknowledged(ctx, 1))
 		return;
 	conntrack_keep(ctx, key, learn_tcp_milliseconds, doubt);
 }
