@@ -63,18 +63,22 @@ run() {
     mkdir -p "$1"
     cd "$1"
     address=${KUBE_ADDRESS:-10.255.0.1}
-    trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
+    etcd='' server=''
+    trap stop EXIT
     trap 'exit 143' TERM INT
-    etcd --data-dir etcd --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
+    # They end with this script, also if it is killed.
+    setpriv --pdeathsig KILL etcd --data-dir etcd --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
         --listen-peer-urls http://127.0.0.1:2380 --unsafe-no-fsync --log-level error >etcd.log 2>&1 &
+    etcd=$!
     openssl genrsa -out service-accounts.key 2048 2>/dev/null
     (umask 077 && od -An -N16 -tx1 /dev/urandom | tr -d ' \n' >token)
     echo "$(cat token),admin,admin,system:masters" >tokens.csv
     # Without controllers nothing makes the service account that pods get by default.
-    "$bin/kube-apiserver" --etcd-servers http://127.0.0.1:2379 --cert-dir certificates --bind-address 0.0.0.0 --secure-port 6443 \
+    setpriv --pdeathsig KILL "$bin/kube-apiserver" --etcd-servers http://127.0.0.1:2379 --cert-dir certificates --bind-address 0.0.0.0 --secure-port 6443 \
         --advertise-address "$address" --service-cluster-ip-range 10.96.0.0/16 --authorization-mode RBAC --token-auth-file tokens.csv \
         --service-account-issuer https://kubernetes.default.svc --service-account-key-file service-accounts.key \
         --service-account-signing-key-file service-accounts.key --disable-admission-plugins ServiceAccount >apiserver.log 2>&1 &
+    server=$!
     until curl -sf -m 2 --cacert certificates/apiserver.crt -H "Authorization: Bearer $(cat token)" "https://$address:6443/readyz" >/dev/null 2>&1; do
         [ "$(jobs -rp | wc -l)" = 2 ] || { tail -n 5 etcd.log apiserver.log >&2; exit 1; }
         sleep 0.2
@@ -82,6 +86,24 @@ run() {
     cp certificates/apiserver.crt ca.crt
     # It ends with the first of them.
     wait -n
+}
+
+# stop ends the API server before etcd: without etcd it does not end on SIGTERM.
+stop() {
+    trap '' TERM INT
+    end "$server" 15
+    end "$etcd" 5
+}
+
+# end PID SECONDS ends a process, by force if it takes longer.
+end() {
+    kill "$1" 2>/dev/null || return 0
+    for ((i = 0; i < 10 * $2; i++)); do
+        kill -0 "$1" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    kill -KILL "$1" 2>/dev/null || true
+    wait "$1" 2>/dev/null || true
 }
 
 if [ ! -x "$bin/kube-apiserver" ] || [ ! -x "$bin/kube-proxy" ]; then

@@ -45,6 +45,10 @@ go test -count=1 -v ./cmd/natkit -run '^TestKubernetesAPI$' || status=$?
 NATKIT_KUBE_POD=$(cat $kube/pod) go test -count=1 -v ./internal/diagnose/kubernetes -run Real ${1:+-record} || status=$?
 kill $server
 wait $server || true
+if left=$(grep -lxE 'etcd|kube-apiserver' /proc/[0-9]*/comm 2>/dev/null); then
+    echo "still running after scripts/kube-apiserver.sh has ended: $left" >&2
+    status=1
+fi
 # Every fault of the lab as an Event, in machines of their own with an API that only keeps Events: half an hour.
 if [ -z "${1:-}" ]; then
     events=$(mktemp)
