@@ -34,6 +34,9 @@ const (
 	mostMonitorInterval  = 5 * time.Minute
 )
 
+// probeModes are the values of --arp-probes.
+var probeModes = []string{string(monitor.ProbesOff), string(monitor.ProbesOnSymptom), string(monitor.ProbesAlways)}
+
 // tuneModes are the values of --tune.
 var tuneModes = []string{string(monitor.TuneOff), string(monitor.TuneAdvise), string(monitor.TuneApply)}
 
@@ -42,7 +45,7 @@ func newMonitorCommand(e *env) *cobra.Command {
 	metrics := "127.0.0.1:9641"
 	var dir, room, age string
 	var cluster clusterFlags
-	tuning := string(monitor.TuneOff)
+	tuning, arp := string(monitor.TuneOff), string(monitor.ProbesOnSymptom)
 	cmd := &cobra.Command{
 		Use:   "monitor",
 		Short: "Run the doctor all the time: metrics, history and events",
@@ -81,12 +84,21 @@ each is measured in the next windows; within 60 s it is taken back if more is lo
 before. Every change is in the history with its reason, and natkit tune history lists
 and natkit tune rollback undoes it.
 
+The only packets that natkit sends to networks of this machine are ARP probes (RFC 5227),
+which ask whether another machine has one of its addresses; no host learns anything by
+them. --arp-probes symptom sends three of each address in ten minutes, and only while
+something looks like a second machine with the address: ARP from it, clients that do not
+confirm their connections, traffic that falls to a third; and one in each interval while
+such a machine replies. --arp-probes always sends one in each interval for the addresses
+of namespaces that translate and have traffic. --arp-probes off sends none.
+
 It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 		Example: `  natkit monitor
   natkit monitor --interval 30s --history-size 64MB --history-age 2d
   natkit monitor --metrics '' --history /tmp/night
   natkit monitor --node-name "$NODE_NAME"
-  natkit monitor --tune advise`,
+  natkit monitor --tune advise
+  natkit monitor --arp-probes off`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
@@ -97,8 +109,12 @@ It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 	f.StringVar(&age, "history-age", "7d", "keep history for at most this `time`")
 	cluster.add(cmd)
 	f.StringVar(&tuning, "tune", tuning, "change settings that findings ask for: off, advise (only say which) or apply")
+	f.StringVar(&arp, "arp-probes", arp, "look for other machines with an address of this one by ARP: off, symptom or always")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if !slices.Contains(probeModes, arp) {
+			return usagef("--arp-probes %w", choice.Error(arp, probeModes...))
+		}
 		if !slices.Contains(tuneModes, tuning) {
 			return usagef("--tune %w", choice.Error(tuning, tuneModes...))
 		}
@@ -115,7 +131,7 @@ It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 		if err != nil {
 			return err
 		}
-		o := monitor.Options{Interval: interval, Engine: control.ReadFacts, Log: collect.FactsFrom(logFolder("")), Tune: monitor.Tuning(tuning), TunePlace: tunePlace(), HistoryDir: historyFolder(dir), Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
+		o := monitor.Options{Interval: interval, Engine: control.ReadFacts, Log: collect.FactsFrom(logFolder("")), ARPProbes: monitor.ARPProbes(arp), Tune: monitor.Tuning(tuning), TunePlace: tunePlace(), HistoryDir: historyFolder(dir), Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
 		if o.Kubernetes, err = cluster.reporter(cmd); err != nil {
 			return err
 		}

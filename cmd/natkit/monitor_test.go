@@ -31,6 +31,7 @@ func TestMonitorUsage(t *testing.T) {
 		{"monitor --node-name a/b", "as kubectl get nodes shows it"},
 		{"monitor --kubernetes-api https://x", "--kubernetes-api needs --node-name"},
 		{"monitor --tune on", "want off, advise or apply"},
+		{"monitor --arp-probes never", "want off, symptom or always"},
 		{"monitor --tune apply --interval 30s", "at most 20s"},
 		{"tune --auto", "natkit monitor --tune advise"},
 		{"history --since soon", "03:12"},

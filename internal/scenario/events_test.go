@@ -52,6 +52,23 @@ var lostBeyond = Fault{
 	cure:    onClient("nft delete table ip lost"),
 }
 
+// announcedDuplicate is duplicate-address as it is mostly: the second host announces the address when it takes it.
+var announcedDuplicate = Fault{
+	Code:    "duplicate-address",
+	Broken:  "the second host takes the gateway's address, too, and announces it",
+	clients: 2,
+	healthy: browse,
+	broken:  on("client2", "ip addr add {near-net} dev eth0 && arping -U -c 1 -I eth0 {near}"),
+	cure:    do(on("client2", "ip addr del {near-net} dev eth0"), follow("arping -U")),
+}
+
+// eventProbes is --arp-probes where it is not the default: a host that takes an address and says nothing is found by asking
+// all the time, or when a client has lost packets by it.
+var eventProbes = map[string]monitor.ARPProbes{silentDuplicate: monitor.ProbesAlways}
+
+// silentDuplicate is what the lab's second host does.
+const silentDuplicate = "the second host also has the gateway's address"
+
 const (
 	eventWithin   = 30 * time.Second
 	clearedWithin = 75 * time.Second // five windows, the one in which the cure falls, and the request
@@ -143,13 +160,16 @@ func daemonInterval(t *testing.T) time.Duration {
 // its cure, with a monitor that runs as the DaemonSet has it.
 func TestFaultsBecomeEvents(t *testing.T) {
 	ktest.Root(t)
-	for _, f := range append(Faults(), lostBeyond) {
+	for _, f := range append(Faults(), lostBeyond, announcedDuplicate) {
 		if os.Getenv(allEvents) == "" && !sampledEvents[f.Code] || noEvent[f.Code] != "" {
 			continue
 		}
 		name := f.Code
-		if f.Broken == lostBeyond.Broken {
+		switch f.Broken {
+		case lostBeyond.Broken:
 			name += "-beyond"
+		case announcedDuplicate.Broken:
+			name += "-announced"
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // most of the time is waiting
@@ -184,7 +204,7 @@ func watchLab(t *testing.T, f Fault) *watchedLab {
 func becomesEvent(t *testing.T, f Fault) {
 	w := watchLab(t, f)
 	stop := w.change(f.healthy)
-	w.startMonitor(daemonInterval(t), "")
+	w.startMonitor(watchedBy{Interval: daemonInterval(t), ARPProbes: cmp.Or(eventProbes[f.Broken], monitor.ProbesOnSymptom)})
 	w.until(3*time.Minute, "the node is healthy", func() bool {
 		w.cluster.mu.Lock()
 		defer w.cluster.mu.Unlock()
@@ -290,6 +310,7 @@ const monitorProcess = "monitor"
 // watchedBy is what such a process is told.
 type watchedBy struct {
 	Interval         time.Duration
+	ARPProbes        monitor.ARPProbes
 	API, Credentials string
 	History          string // its folder; "": nothing is stored
 }
@@ -319,7 +340,7 @@ func runMonitor(told string) error {
 	var reporting sync.WaitGroup
 	reporting.Go(func() { reporter.Run(ctx) })
 	lines := json.NewEncoder(os.Stdout)
-	err = monitor.Run(ctx, monitor.Options{Interval: o.Interval, History: store, Engine: control.ReadFacts, Kubernetes: reporter,
+	err = monitor.Run(ctx, monitor.Options{Interval: o.Interval, ARPProbes: o.ARPProbes, History: store, Engine: control.ReadFacts, Kubernetes: reporter,
 		Say: func(l monitor.Line) { _ = lines.Encode(l) }})
 	stop()
 	reporting.Wait()
@@ -330,7 +351,7 @@ func runMonitor(told string) error {
 }
 
 // startMonitor starts a monitor that reports to the cluster, and stores what it sees if it has a folder for that.
-func (w *watchedLab) startMonitor(interval time.Duration, store string) {
+func (w *watchedLab) startMonitor(o watchedBy) {
 	w.t.Helper()
 	server := httptest.NewTLSServer(w.cluster)
 	credentials := w.t.TempDir()
@@ -338,7 +359,8 @@ func (w *watchedLab) startMonitor(interval time.Duration, store string) {
 	if err := errors.Join(os.WriteFile(filepath.Join(credentials, "ca.crt"), ca, 0o600), os.WriteFile(filepath.Join(credentials, "token"), []byte("t"), 0o600)); err != nil {
 		w.t.Fatal(err)
 	}
-	told, err := json.Marshal(watchedBy{interval, server.URL, credentials, store})
+	o.API, o.Credentials = server.URL, credentials
+	told, err := json.Marshal(o)
 	if err != nil {
 		w.t.Fatal(err)
 	}

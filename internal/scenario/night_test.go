@@ -14,6 +14,7 @@ import (
 
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/diagnose/history"
+	"natkit/internal/diagnose/monitor"
 	"natkit/internal/lab"
 	"natkit/internal/testutil/ktest"
 )
@@ -75,7 +76,7 @@ func longNight(t *testing.T, length time.Duration) {
 	stop := w.change(nightRouter)
 	defer func() { stop() }()
 	dir := t.TempDir()
-	w.startMonitor(10*time.Second, dir)
+	w.startMonitor(watchedBy{Interval: 10 * time.Second, ARPProbes: monitor.ProbesOnSymptom, History: dir})
 	rest := func(d time.Duration) { _ = wait(d)(t.Context(), w.faultRun) }
 	between := func(least, most time.Duration) time.Duration { return least + rand.N(most-least) }
 	type made struct {

@@ -16,6 +16,9 @@ import (
 // that moves (VRRP) is announced by its new holder once or twice.
 const routerClaims = 2
 
+// azureMAC replies to every ARP request in a virtual network of Azure, also to one for the asker's own address.
+const azureMAC = "12:34:56:78:9a:bc"
+
 var duplicateAddress = Cause{
 	Code:     "duplicate-address",
 	Title:    "Two machines reply to ARP for one address",
@@ -31,8 +34,8 @@ var duplicateAddress = Cause{
 	Explains:      []string{"next-hop-silent", "clients-unreached", "answers-lost", "wrong-destination-mac"},
 	Needs:         []string{snapshot.CanFrames, snapshot.CanInterfaces},
 	Symptom:       "Clients lose their gateway for minutes and get it back, each at different times; or one client or server loses its connections. Open connections hang. The machine that replies to ARP last wins.",
-	Proof:         fmt.Sprintf("A hardware address that no interface here has replied to an ARP probe for an address of this machine, or sent other ARP packets with that address: critical. Two hardware addresses that each sent at least %d ARP packets with the address of a router in use here: a warning. Two that both replied to this machine for the address of another neighbour: advice, or as severe as clients-unreached or backend-silent if these report the same address. The doctor sends one probe (RFC 5227) for each address of this machine, and for each of the %d neighbours that it used last.", routerClaims, snapshot.AskedNeighbours),
-	FalsePositive: "A virtual address that moves to another machine and is announced there; cluster addresses with a multicast hardware address; interfaces of this machine on one network, which reply for each other. A host with two interfaces on one network may also reply from both: that is why a neighbour's address is only advice as long as nothing is lost.",
+	Proof:         fmt.Sprintf("A hardware address that no interface here has replied to an ARP probe for an address of this machine, or sent other ARP packets with that address: critical. Two hardware addresses that each sent at least %d ARP packets with the address of a router in use here: a warning. Two that both replied to this machine for the address of another neighbour: advice, or as severe as clients-unreached or backend-silent if these report the same address. The doctor sends one probe (RFC 5227) for each address of this machine, and for each of the %d neighbours that it used last; the monitor asks for addresses of this machine only, and by default only when a symptom gives reason to.", routerClaims, snapshot.AskedNeighbours),
+	FalsePositive: "A virtual address that moves to another machine and is announced there; cluster addresses with a multicast hardware address; a virtual network of Azure, where 12:34:56:78:9a:bc replies for every address; interfaces of this machine on one network, which reply for each other. A host with two interfaces on one network may also reply from both: that is why a neighbour's address is only advice as long as nothing is lost.",
 	Cure:          "Change the address of the other machine, or remove the rule or proxy that replies for it. The finding names its hardware address; the switch knows its port.",
 	judge:         judgeDuplicate,
 }
@@ -44,7 +47,7 @@ func judgeDuplicate(f facts) *verdict {
 	var own, routers, others []snapshot.AddressClaim
 	for _, c := range f.Frames.Claims {
 		switch {
-		case !c.Addr.IsValid() || c.Count == 0 || c.Count >= implausible || groupMAC(c.MAC):
+		case !c.Addr.IsValid() || c.Count == 0 || c.Count >= implausible || groupMAC(c.MAC) || c.MAC == azureMAC:
 		case c.Own && f.own(c.Addr):
 			own = append(own, c)
 		case c.Router && c.Count >= routerClaims:

@@ -114,6 +114,7 @@ func TestDuplicateAddress(t *testing.T) {
 		{"a router that moved", claims(router("02:00:00:00:00:01", 3), router("02:00:00:00:00:02", 1)), ""},
 		{"one router", claims(router("02:00:00:00:00:01", 9)), ""},
 		{"a cluster's multicast hardware address", with("duplicate-address", func(s *snapshot.Snapshot) { s.Frames.Claims[0].MAC = "01:00:5e:00:00:99" }), ""},
+		{"a virtual network that replies for all", with("duplicate-address", func(s *snapshot.Snapshot) { s.Frames.Claims[0].MAC = "12:34:56:78:9a:bc" }), ""},
 		{"others' addresses", with("duplicate-address", func(s *snapshot.Snapshot) {
 			s.Frames.Claims[0].Own, s.Frames.Claims[0].Addr = false, addr("192.168.1.77")
 		}), ""},

@@ -45,6 +45,7 @@ type watched struct {
 	ports     uint64
 	table     *snapshot.Table // the last reading
 	dumped    time.Time
+	probes    probes
 	// wanted says that a finding depends on the table's entries: it begins, stays and ends by them.
 	wanted bool
 }

@@ -209,6 +209,15 @@ func (f *findings) urgent(inode uint64) bool {
 	return false
 }
 
+// shows says whether one of these findings, of at least that severity, is on or was seen in the last window.
+func (f *findings) shows(inode uint64, least causes.Severity, codes ...string) bool {
+	s := f.spaces[inode]
+	return s != nil && slices.ContainsFunc(codes, func(code string) bool {
+		t := s.tracks[code]
+		return t != nil && t.Finding.Severity >= least
+	})
+}
+
 // needTable says whether the namespace has a finding above advice, on or seen in the last window, that is judged by
 // the table's entries.
 func (f *findings) needTable(inode uint64) bool {

@@ -44,6 +44,8 @@ type Options struct {
 	// Kubernetes is told of the findings; nil: nobody is. The caller runs it.
 	Kubernetes *kubernetes.Reporter
 
+	ARPProbes ARPProbes // ProbesOff or "": none is sent
+
 	Tune       Tuning     // TuneOff or "": settings are left alone
 	TunePlace  tune.Place // where changes are journalled
 	HistoryDir string     // of History, to read how changes of an earlier process ended
@@ -113,7 +115,7 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	now := time.Now()
 	m.attention.pass(m.o.Interval)
 	wants, alerts := m.attention.choose(m.sampler.Namespaces(), m.findings.urgent, now)
-	r, err := m.sampler.Round(ctx, probe.RoundOptions{Window: m.o.Interval, Looks: wants, Close: m.near})
+	r, err := m.sampler.Round(ctx, probe.RoundOptions{Window: m.o.Interval, Looks: wants, Close: m.near, Ask: m.probes(now)})
 	if err != nil {
 		return err
 	}
@@ -155,7 +157,7 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	return nil
 }
 
-// near says of whom each sample has more: the counters of the stack, unconfirmed connections, other machines with its addresses.
+// near says of whom each sample has more: the counters of the stack, and unconfirmed connections.
 func (m *monitor) near(inode uint64) bool {
 	r := m.attention.of(inode)
 	return m.findings.urgent(inode) || len(r.symptoms) > 0 || r.busy()

@@ -18,7 +18,7 @@ import (
 // does not have, and other machines that have its addresses.
 
 const (
-	// A router's own addresses are asked for askBefore the end of each window: a reply takes no longer, and it is one of
+	// A namespace's own addresses are asked for askBefore the end of a window: a reply takes no longer, and it is one of
 	// the window, in which a look may listen too.
 	askBefore = time.Second
 	// mostAsked is for how many addresses of all namespaces together.
@@ -27,7 +27,7 @@ const (
 
 // openARPWatch listens in the namespace of the calling thread. It stays open: no packet but ARP costs anything by it.
 func openARPWatch() (*framesTap, error) {
-	t := &framesTap{links: map[int]frameLink{}, own: map[string]bool{}}
+	t := newFramesTap()
 	if _, err := t.chooseLinks(); err != nil {
 		return nil, err
 	}
@@ -63,15 +63,28 @@ func (n *sampled) sampleARP(s *snapshot.Snapshot) {
 	}
 }
 
-// askForOwn sends an ARP probe (RFC 5227) for each address of the routers that are worth it: a machine that has one of
-// them, too, says so to those who ask, and to nobody else.
-func (p *Sampler) askForOwn(near func(inode uint64) bool) {
+// askForOwn sends an ARP probe (RFC 5227) for each address of the namespaces that are due: a machine that has one of
+// them, too, replies to it. Nobody notes such a probe, and without one nobody hears of such a machine.
+func (p *Sampler) askForOwn(due func(inode uint64) bool) {
+	if due == nil {
+		return
+	}
 	left := mostAsked
 	for i := range p.places {
 		// Each round begins with another one: where there are more addresses, all have their turn.
-		n := p.seen[p.places[(p.rounds+i)%len(p.places)].Inode]
-		if n != nil && n.arp != nil && near != nil && near(n.netns.Inode) {
-			left -= n.arp.askForOwn(left)
+		place := p.places[(p.rounds+i)%len(p.places)]
+		n := p.seen[place.Inode]
+		if n == nil || n.arp == nil || !due(place.Inode) || left == 0 {
+			continue
 		}
+		h, err := openPlace(place)
+		if err != nil { // it is gone
+			continue
+		}
+		_ = h.Do(func() error {
+			left -= n.arp.askForOwn(left)
+			return nil
+		})
+		h.Close()
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -63,6 +64,19 @@ func TestCircles(t *testing.T) {
 	rows := c.rows()
 	if len(rows) != 1 || rows[0].Packets != 1 || rows[0].Dest != netip.MustParseAddr("10.9.0.1") || rows[0].Interface != "eth0" {
 		t.Errorf("%+v", rows)
+	}
+}
+
+// ARP is spoken on a broadcast network with a carrier, and nowhere else.
+func TestSpeaksARP(t *testing.T) {
+	const broadcast = unix.IFF_UP | unix.IFF_BROADCAST | unix.IFF_MULTICAST | unix.IFF_LOWER_UP
+	for flags, want := range map[uint32]bool{
+		broadcast: true, broadcast &^ unix.IFF_LOWER_UP: false, broadcast &^ unix.IFF_BROADCAST: false,
+		broadcast | unix.IFF_NOARP: false, broadcast | unix.IFF_POINTOPOINT: false, broadcast | unix.IFF_LOOPBACK: false,
+	} {
+		if got := speaksARP(&netlink.LinkAttrs{RawFlags: flags}); got != want {
+			t.Errorf("flags %#x: %v", flags, got)
+		}
 	}
 }
 

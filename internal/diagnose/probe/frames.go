@@ -78,11 +78,13 @@ type frameLink struct {
 	name  string
 	mac   net.HardwareAddr
 	addrs []netip.Prefix // of IPv4
-	asks  bool           // broadcast, with ARP
+	asks  bool           // an ARP request has a way to go
 }
 
+func newFramesTap() *framesTap { return &framesTap{links: map[int]frameLink{}, own: map[string]bool{}} }
+
 func openFrames() (*framesTap, error) {
-	t := &framesTap{links: map[int]frameLink{}, own: map[string]bool{}}
+	t := newFramesTap()
 	vlans, err := t.chooseLinks()
 	if err != nil {
 		return nil, err
@@ -131,7 +133,7 @@ func (t *framesTap) chooseLinks() (vlans []int, err error) {
 		if port || len(a.HardwareAddr) != 6 || a.Flags&net.FlagUp == 0 || a.Flags&net.FlagLoopback != 0 || len(t.links) >= maxFrameLinks {
 			continue
 		}
-		link := frameLink{name: a.Name, mac: a.HardwareAddr, asks: a.Flags&net.FlagBroadcast != 0 && a.RawFlags&unix.IFF_NOARP == 0}
+		link := frameLink{name: a.Name, mac: a.HardwareAddr, asks: speaksARP(a)}
 		for _, addr := range addrs {
 			if p, ok := prefixOf(addr.IPNet); ok && addr.LinkIndex == a.Index {
 				link.addrs = append(link.addrs, p)
@@ -140,6 +142,12 @@ func (t *framesTap) chooseLinks() (vlans []int, err error) {
 		t.links[a.Index] = link
 	}
 	return vlans, nil
+}
+
+// speaksARP says whether ARP is spoken on an interface now: a broadcast network that has a carrier.
+func speaksARP(a *netlink.LinkAttrs) bool {
+	const has, lacks = unix.IFF_BROADCAST | unix.IFF_LOWER_UP, unix.IFF_NOARP | unix.IFF_POINTOPOINT | unix.IFF_LOOPBACK
+	return a.RawFlags&(has|lacks) == has
 }
 
 // askForDuplicates sends an ARP probe for each of this machine's own addresses, and for each of the
@@ -153,28 +161,37 @@ func (t *framesTap) askForDuplicates() {
 		near := slices.ContainsFunc(l.addrs, func(own netip.Prefix) bool { return own.Contains(addr) })
 		if l.asks && near && asked < snapshot.AskedNeighbours {
 			asked++
-			t.ask(n.LinkIndex, addr)
+			t.ask(n.LinkIndex, l, addr)
 		}
 	}
 }
 
-// askForOwn sends one for each of this machine's own addresses, at most so many, and returns how many it sent.
+// askForOwn sends one for each address that the namespace of the calling thread has now, at most so many, and returns how
+// many it sent. It has to be now: an address may just have moved to a machine that asks for it itself, and a probe
+// of somebody else would keep that from taking it.
 func (t *framesTap) askForOwn(most int) (asked int) {
-	for index, l := range t.links {
+	now := newFramesTap()
+	if _, err := now.chooseLinks(); err != nil {
+		return 0
+	}
+	for index, l := range now.links {
+		if _, heard := t.links[index]; !heard || !l.asks {
+			continue
+		}
 		for _, own := range l.addrs {
-			if l.asks && asked < most {
+			if asked < most {
 				asked++
-				t.ask(index, own.Addr())
+				t.ask(index, l, own.Addr())
 			}
 		}
 	}
 	return asked
 }
 
-// ask sends a probe for an address. A link that takes nothing now has no answers either.
-func (t *framesTap) ask(link int, addr netip.Addr) {
-	to := &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ARP), Ifindex: link, Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
-	_ = unix.Sendto(t.arp.fd, arpProbe(t.links[link].mac, addr), 0, to)
+// ask sends a probe for an address. A link that takes nothing now has no replies either.
+func (t *framesTap) ask(index int, l frameLink, addr netip.Addr) {
+	to := &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ARP), Ifindex: index, Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
+	_ = unix.Sendto(t.arp.fd, arpProbe(l.mac, addr), 0, to)
 }
 
 // neighboursInUse are the neighbours of IPv4 with a hardware address, those used last first. An

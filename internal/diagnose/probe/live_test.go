@@ -38,8 +38,12 @@ import (
 // newNetns makes a namespace with its loopback device up.
 func newNetns(t *testing.T) *netns.Handle {
 	t.Helper()
+	return newNetnsNamed(t, ktest.Name(t))
+}
+
+func newNetnsNamed(t *testing.T, name string) *netns.Handle {
+	t.Helper()
 	ktest.Root(t)
-	name := ktest.Name(t)
 	h, err := netns.Create(name)
 	if err != nil {
 		t.Fatal(err)

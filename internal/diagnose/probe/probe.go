@@ -51,7 +51,7 @@ type Options struct {
 	// NoSeries leaves out the course of the counters within the window.
 	NoSeries bool
 
-	// Quiet sends nothing: whether somebody else has one of this machine's addresses is not asked. A Sampler does so itself.
+	// Quiet sends nothing: whether somebody else has one of this machine's addresses is not asked.
 	Quiet bool
 
 	// Engine, if not nil, reads what natkit itself has up in a namespace: control.ReadFacts,

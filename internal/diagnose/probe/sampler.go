@@ -38,8 +38,10 @@ type RoundOptions struct {
 	Window time.Duration
 	Looks  []Want // most urgent first
 	// Close says of which namespaces the counters of the stack are read in each round, not in
-	// one of stackEvery; whose unconfirmed connections are counted, and for whose addresses is asked.
+	// one of stackEvery, and whose unconfirmed connections are counted.
 	Close func(inode uint64) bool
+	// Ask says for the addresses of which namespaces ARP probes are sent; nil: of none.
+	Ask func(inode uint64) bool
 }
 
 // Want asks for all facts of a namespace.
@@ -194,10 +196,10 @@ func (p *Sampler) Round(ctx context.Context, t RoundOptions) (*Round, error) {
 		early = p.shared.drops.rows
 	}
 	opts := p.opts
-	if opts.Window = t.Window - time.Since(began) - askBefore; opts.Window > 0 {
+	if opts.Window = t.Window - time.Since(began) - askBefore; opts.Window > 0 && t.Ask != nil {
 		opts.watch(ctx)
 	}
-	p.askForOwn(t.Close)
+	p.askForOwn(t.Ask)
 	opts.Window = max(0, t.Window-time.Since(began))
 	opts.watch(ctx)
 	p.shared.endWindow()

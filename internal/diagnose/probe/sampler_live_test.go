@@ -6,6 +6,8 @@ package probe
 
 import (
 	"encoding/binary"
+	"encoding/hex"
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
@@ -14,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/kernel/netns"
 	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
 )
@@ -61,22 +64,13 @@ func TestLiveTaggedRequests(t *testing.T) {
 	defer n.close()
 	request := func(tag uint16, asked string) {
 		in(t, h, func() error {
-			link, err := net.InterfaceByName("veth1")
-			if err != nil {
-				return err
-			}
-			fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-			if err != nil {
-				return err
-			}
-			defer unix.Close(fd)
 			frame := arpProbe(net.HardwareAddr{2, 0, 0, 0, 0, 0x99}, netip.MustParseAddr(asked))
 			copy(frame[28:], []byte{198, 51, 100, 2}) // its sender
 			if tag > 0 {
 				vlan := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_8021Q), tag)
 				frame = append(append(append([]byte{}, frame[:12]...), vlan...), frame[12:]...)
 			}
-			return unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Index, Halen: 6})
+			return sendFrame("veth1", string(frame))
 		})
 	}
 	sample := func() (out []snapshot.ARPQuestion) {
@@ -104,4 +98,162 @@ func TestLiveTaggedRequests(t *testing.T) {
 	if got := sample(); len(got) != 0 {
 		t.Errorf("counted again: %+v", got)
 	}
+}
+
+// A machine that has an address of this one is found by an ARP probe as RFC 5227 has it, which leaves nothing
+// behind anywhere; without one nothing is sent, and nothing found.
+func TestLiveARPProbe(t *testing.T) {
+	h, other := newNetns(t), newNetnsNamed(t, ktest.Name(t)+"-other")
+	output(t, h, "", "ip", "link", "add", "veth0", "address", "02:00:00:00:00:01", "type", "veth", "peer", "name", "veth1", "netns", other.Name())
+	output(t, h, "", "ip", "addr", "add", "198.51.100.1/24", "dev", "veth0")
+	output(t, h, "", "ip", "link", "set", "veth0", "up")
+	output(t, other, "", "ip", "link", "set", "veth1", "up")
+	output(t, other, "", "ip", "addr", "add", "198.51.100.2/24", "dev", "veth1")
+	p, n := samplerOf(t, h)
+	wire := listenOn(t, other)
+	wire.until(t, h, "veth0") // frames arrive
+	claims := func() (out []snapshot.AddressClaim) {
+		in(t, h, func() error {
+			s := &snapshot.Snapshot{}
+			if n.sampleARP(s); s.Frames != nil {
+				out = s.Frames.Claims
+			}
+			return nil
+		})
+		return out
+	}
+	output(t, other, "", "ip", "addr", "add", "198.51.100.1/24", "dev", "veth1")
+	for _, due := range []func(uint64) bool{nil, func(uint64) bool { return false }} {
+		p.askForOwn(due)
+		if got := wire.until(t, h, "veth0"); len(got) != 0 {
+			t.Errorf("sent, and nobody had asked for it: %x", got)
+		}
+		if got := claims(); len(got) != 0 {
+			t.Errorf("found without a probe: %+v", got)
+		}
+	}
+	always := func(inode uint64) bool { return inode == h.Inode() }
+	p.askForOwn(always)
+	want := "ffffffffffff" + "020000000001" + "0806" + "0001" + "0800" + "06" + "04" + "0001" + "020000000001" + "00000000" + "000000000000" + "c6336401"
+	if got := wire.until(t, h, "veth0"); len(got) != 1 || hex.EncodeToString(got[0]) != want {
+		t.Errorf("sent %x, want %s", got, want)
+	}
+	ktest.Wait(t, 10*time.Second, "the other machine replies", func() bool {
+		got := claims()
+		return len(got) == 1 && got[0].Own && got[0].Addr == netip.MustParseAddr("198.51.100.1")
+	})
+	if known := output(t, other, "", "ip", "-4", "neigh", "show"); strings.Contains(known, "198.51.100.1") {
+		t.Errorf("the probe has left an entry behind: %s", known)
+	}
+	output(t, h, "", "ip", "addr", "del", "198.51.100.1/24", "dev", "veth0")
+	p.askForOwn(always)
+	if got := wire.until(t, h, "veth0"); len(got) != 0 {
+		t.Errorf("sent for an address that has gone: %x", got)
+	}
+}
+
+// Nothing is sent where ARP is not spoken, and never more than mostAsked at once.
+func TestLiveARPProbeInterfaces(t *testing.T) {
+	for name, test := range map[string]struct {
+		commands []string
+		want     int
+	}{
+		"broadcast network": {nil, 1},
+		"many addresses":    {[]string{"for i in $(seq 2 60); do ip addr add 198.51.100.$i/24 dev veth0; done"}, mostAsked},
+		"without ARP":       {[]string{"ip link set veth0 arp off"}, 0},
+		"down":              {[]string{"ip link set veth0 down"}, 0},
+		"without carrier":   {[]string{"ip link set veth1 down"}, 0},
+		"port of a bridge":  {[]string{"ip link add br0 type bridge", "ip link set veth0 master br0"}, 0},
+		"loopback":          {[]string{"ip addr flush dev veth0", "ip addr add 198.51.100.1/32 dev lo"}, 0},
+		"point-to-point":    {[]string{"ip addr flush dev veth0", "ip tuntap add dev t0 mode tun", "ip addr add 198.51.100.1/24 dev t0", "ip link set t0 up"}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newNetns(t)
+			for _, c := range append([]string{"ip link add veth0 type veth peer name veth1", "ip link set veth0 up", "ip link set veth1 up", "ip addr add 198.51.100.1/24 dev veth0"}, test.commands...) {
+				output(t, h, "", "sh", "-ec", c)
+			}
+			p, _ := samplerOf(t, h)
+			wire := listenOn(t, h)
+			if test.want > 0 {
+				wire.until(t, h, "veth0") // frames arrive
+			}
+			p.askForOwn(func(uint64) bool { return true })
+			got := wire.until(t, h, "lo")
+			if len(got) != test.want {
+				t.Errorf("%d sent, want %d: %x", len(got), test.want, got)
+			}
+		})
+	}
+}
+
+// samplerOf is a Sampler of one namespace, in which it listens for ARP.
+func samplerOf(t *testing.T, h *netns.Handle) (*Sampler, *sampled) {
+	t.Helper()
+	n := &sampled{}
+	in(t, h, func() (err error) {
+		n.arp, err = openARPWatch()
+		return err
+	})
+	t.Cleanup(n.close)
+	return &Sampler{places: []netns.Place{{Ref: h.Name(), Inode: h.Inode()}}, seen: map[uint64]*sampled{h.Inode(): n}}, n
+}
+
+// wire is what goes over the interfaces of a namespace.
+type wire int
+
+// listenOn begins to listen.
+func listenOn(t *testing.T, h *netns.Handle) (w wire) {
+	t.Helper()
+	in(t, h, func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(networkOrder(unix.ETH_P_ALL)))
+		w = wire(fd)
+		return errors.Join(err, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}))
+	})
+	t.Cleanup(func() { unix.Close(int(w)) })
+	return w
+}
+
+// until returns the ARP requests that were sent or received until now, each once: a frame that it sends by an interface of a
+// namespace ends them. An interface that has just come up may lose some.
+func (w wire) until(t *testing.T, h *netns.Handle, link string) (out [][]byte) {
+	t.Helper()
+	last := "\x88\xb5" + time.Now().String() // a local experimental protocol
+	seen := map[string]bool{}
+	b := make([]byte, 2000)
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+		in(t, h, func() error { return sendFrame(link, "\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x77"+last) })
+		for {
+			n, _, err := unix.Recvfrom(int(w), b, 0)
+			if errors.Is(err, unix.EAGAIN) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			frame := string(b[:n])
+			switch {
+			case n >= 14 && strings.HasPrefix(frame[12:], last):
+				return out
+			case n >= 22 && frame[12:14] == "\x08\x06" && frame[20:22] == "\x00\x01" && !seen[frame]:
+				seen[frame] = true
+				out = append(out, []byte(frame))
+			}
+		}
+	}
+	t.Fatalf("no frame sent by %s arrives", link)
+	return nil
+}
+
+// sendFrame sends by an interface of the calling thread's namespace.
+func sendFrame(link, frame string) error {
+	l, err := net.InterfaceByName(link)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Sendto(fd, []byte(frame), 0, &unix.SockaddrLinklayer{Ifindex: l.Index, Halen: 6})
 }
