@@ -132,7 +132,11 @@ func (e *env) listImport(ctx context.Context, from string, o *nft.ImportOptions)
 		if len(others) > 0 {
 			return importSource{}, fmt.Errorf("%s lists no NAT rules here, but there is more: %s%s", listers[from][0], strings.Join(others, "; "), e.inNamespace())
 		}
-		return importSource{}, fmt.Errorf("%s lists no NAT rules here, and neither do nft and the other iptables", listers[from][0])
+		neither := "do nft and the other kind of iptables"
+		if from == "nft" {
+			neither = "does iptables"
+		}
+		return importSource{}, fmt.Errorf("%s lists no NAT rules here, and neither %s", listers[from][0], neither)
 	}
 	if o.Local == nil {
 		if o.Local, err = nft.LocalAddresses(h, o.Outside); err != nil {

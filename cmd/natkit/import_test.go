@@ -56,7 +56,7 @@ func TestImportElsewhere(t *testing.T) {
 	ktest.Root(t)
 	tools := map[string]string{"nft": ktest.Tool(t, "nft"), "iptables-nft": ktest.Tool(t, "iptables-nft")}
 	rules := map[string][]string{
-		"nft":          {"add table ip t; add chain ip t c { type nat hook prerouting priority -100; }; add rule ip t c ip daddr 203.0.113.1 dnat to 10.0.0.1"},
+		"nft":          {"add table ip nat; add chain ip nat PREROUTING { type nat hook prerouting priority -100; }; add rule ip nat PREROUTING ip daddr 203.0.113.1 dnat to 10.0.0.1"}, // with iptables' names
 		"iptables-nft": strings.Fields("-t nat -A POSTROUTING -o eth0 -j MASQUERADE"),
 	}
 	for has, other := range map[string]string{"nft": "iptables-nft", "iptables-nft": "nft"} {

@@ -164,25 +164,33 @@ func (i *importer) run() error {
 	return nil
 }
 
-// CountNAT is how many rules of an input translate IPv4. Rules that are another program's,
-// which nft lists but can't print, are not among them.
+// CountNAT is how many rules of an input translate IPv4. Rules of iptables, which nft lists but
+// can't print, are not among them, nor are others in a table that iptables keeps.
 func CountNAT(data []byte) int {
 	set, err := readRuleset(data, "rules")
 	if err != nil {
 		return 0
 	}
+	kept := iptablesTables(set)
 	n := 0
 	for r := range set.Rules {
-		if translates(r) && !r.IPv6 && !ofIPTables(set, r.Chain.Table) {
+		if translates(r) && !r.IPv6 && !kept[r.Chain.Table] {
 			n++
 		}
 	}
 	return n
 }
 
-// ofIPTables reports whether a table that nft lists is one that iptables keeps there.
-func ofIPTables(set *ruleset.Ruleset, t *ruleset.Table) bool {
-	return set.Source == ruleset.NFTables && t.Family == "ip" && t.Name == "nat" && (t.Chain("PREROUTING") != nil || t.Chain("POSTROUTING") != nil)
+// iptablesTables are the tables of an nft listing that iptables keeps. Their names alone don't show
+// it: who writes rules for nft by hand, or with iptables-translate, uses the same ones.
+func iptablesTables(set *ruleset.Ruleset) map[*ruleset.Table]bool {
+	kept := map[*ruleset.Table]bool{}
+	for r := range set.Rules {
+		if slices.ContainsFunc(r.Statements, func(s ruleset.Statement) bool { o, ok := s.(ruleset.Other); return ok && o.Name == "xt" }) {
+			kept[r.Chain.Table] = true
+		}
+	}
+	return kept
 }
 
 func translates(r *ruleset.Rule) bool {

@@ -215,6 +215,21 @@ func TestImportEnds(t *testing.T) {
 	}
 }
 
+// Rules that nft writes count, also in a table with the names that iptables uses; those of iptables don't.
+func TestCountNAT(t *testing.T) {
+	const table = `{"nftables":[{"table":{"family":"ip","name":"nat"}},{"chain":{"family":"ip","table":"nat","name":"POSTROUTING","type":"nat","hook":"postrouting","prio":100}},
+{"rule":{"family":"ip","table":"nat","chain":"POSTROUTING","handle":1,"expr":[%s]}},{"rule":{"family":"ip","table":"nat","chain":"POSTROUTING","handle":2,"expr":[%s]}}]}`
+	const native, iptables = `{"masquerade":null}`, `{"xt":{"type":"target","name":"MASQUERADE"}}`
+	for _, c := range []struct {
+		first, second string
+		want          int
+	}{{native, native, 2}, {iptables, iptables, 0}, {native, iptables, 0}} {
+		if got := nft.CountNAT(fmt.Appendf(nil, table, c.first, c.second)); got != c.want {
+			t.Errorf("%s and %s: %d, want %d", c.first, c.second, got, c.want)
+		}
+	}
+}
+
 func FuzzImport(f *testing.F) {
 	names, _ := filepath.Glob("testdata/import/*.iptables")
 	for _, name := range names {
