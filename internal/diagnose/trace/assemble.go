@@ -85,6 +85,10 @@ func (a *Assembler) Add(e snapshot.TraceEvent) {
 		a.addRule(e)
 		return
 	}
+	if e.Drop != nil && e.Drop.Benign && e.Netns == 0 { // a socket that had received it freed it
+		delete(a.open, e.Packet)
+		return
+	}
 	w := a.find(&e)
 	if w == nil {
 		if len(a.ways) >= maxWays {

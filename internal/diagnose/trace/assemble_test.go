@@ -45,3 +45,17 @@ func TestRulesBeforeTheDrop(t *testing.T) {
 		})
 	}
 }
+
+// A socket that closes frees what it has received (QUEUE_PURGE): that is no end of a packet's path.
+func TestFreedBySocket(t *testing.T) {
+	a := NewAssembler(nil)
+	a.Add(snapshot.TraceEvent{TimeNS: 10_000_000_000, Netns: 1, Namespace: "client", Identity: 7, Packet: 3, Interface: "eth0", Point: snapshot.PointReceived})
+	for _, packet := range []uint64{3, 4} { // one that was seen before, and one that was not
+		a.Add(snapshot.TraceEvent{TimeNS: 10_000_100_000, Namespace: "inode:0", Identity: 7, Packet: packet, Point: snapshot.PointDropped,
+			Drop: &snapshot.TraceDrop{Reason: "QUEUE_PURGE", Location: "sk_stream_kill_queues+0x57", Benign: true}})
+	}
+	packets := a.Take(0)
+	if len(packets) != 1 || packets[0].End.Outcome != Arrived || packets[0].End.Namespace != "client" || len(packets[0].Steps) != 1 {
+		t.Errorf("%+v", packets)
+	}
+}

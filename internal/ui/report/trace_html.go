@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"natkit/internal/diagnose/follow"
@@ -46,7 +47,7 @@ func TraceHTML(w io.Writer, boot time.Time, packets []trace.Packet, s follow.Sum
 
 // tracedPacket is the drawing of one packet.
 func tracedPacket(p *trace.Packet, boot time.Time, namespaces []string) markup {
-	head := tag("th", text("time"))
+	head := tag("th", text("since start"))
 	for _, name := range namespaces {
 		head += tag("th", text(namespaceLabel(name)))
 	}
@@ -75,7 +76,7 @@ func tracedPacket(p *trace.Packet, boot time.Time, namespaces []string) markup {
 	if p.End.Outcome == trace.Died {
 		class = "p.died"
 	}
-	return tag("h2", text(packetTitle(p, boot))) + tag("table.trace", rows) + tag(class, text("end: "+endText(p.End)))
+	return tag("h2", text(strings.ReplaceAll(packetTitle(p, boot), "  ", ", "))) + tag("table.trace", rows) + tag(class, text("end: "+endText(p.End)))
 }
 
 func stepClass(s *trace.Step) string {
