@@ -19,9 +19,6 @@ func translationLog(opts Options) source {
 		costs: "whether the log of translations has gaps, and whether its sinks keep up, is unknown",
 		live:  true,
 		start: func(*view) (err error) {
-			if opts.Log == nil {
-				return waived("not requested")
-			}
 			before, err = opts.Log(opts.Netns)
 			return err
 		},

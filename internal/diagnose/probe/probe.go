@@ -88,7 +88,7 @@ type source struct {
 // order is reversed. So what takes long, to start or to read, lies outside of the
 // window of the counters, which come first.
 func sources(ctx context.Context, opts Options) []source {
-	return []source{
+	all := []source{
 		counters(),
 		conntrackLimits(),
 		conntrackStats(),
@@ -117,10 +117,13 @@ func sources(ctx context.Context, opts Options) []source {
 		conntrackMemory(opts),
 		sysctls(),
 		engine(opts),
-		translationLog(opts),
 		host(),
 		owners(opts),
 	}
+	if opts.Log != nil { // who cannot ask for it is not told that it was not requested
+		all = append(all, translationLog(opts))
+	}
+	return all
 }
 
 // Take reads the start values, waits for the window, reads the end values and

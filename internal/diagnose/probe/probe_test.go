@@ -109,7 +109,7 @@ func TestTakeFromFiles(t *testing.T) {
 	}
 	// What asks the kernel is left out, and nothing of this machine is mixed in.
 	wantMissing := []string{"conntrack-dump", "conntrack-memory", "drop-tracing", "engine", "event-sockets", "frames", "hooks", "interfaces", "ipsec", "iptables-legacy", "kernel-log", "leaving-packets", "listeners", "local-ports", "neighbours",
-		"nftables", "nics", "process-names", "qdiscs", "refused-connections", "routes", "rule-sets", "softirq-wait", "translation-log"}
+		"nftables", "nics", "process-names", "qdiscs", "refused-connections", "routes", "rule-sets", "softirq-wait"}
 	if got := names(s, false); !slices.Equal(got, wantMissing) {
 		t.Errorf("could not see %v, want %v", got, wantMissing)
 	}
