@@ -15,27 +15,38 @@ func host() source {
 	return source{
 		name:  "host",
 		costs: "sizes cannot be compared with the machine's memory",
-		end: func(v *view, s *snapshot.Snapshot) error {
-			release, err := v.read("proc/sys/kernel/osrelease")
-			if err != nil {
-				return err
-			}
-			s.Host.Kernel = strings.TrimSpace(release)
-			if name, err := v.read("proc/sys/kernel/hostname"); err == nil {
-				s.Host.Hostname = strings.TrimSpace(name)
-			}
-			if stat, err := v.read("proc/stat"); err == nil {
-				s.Host.CPUs = len(parseCPUTimes(stat))
-			}
-			text, err := v.read("proc/meminfo")
-			if err != nil {
-				return err
-			}
-			s.Host.AvailableBytes, _ = parseMeminfo(text, "MemAvailable") // not there before Linux 3.14
-			s.Host.MemoryBytes, err = parseMeminfo(text, "MemTotal")
+		end: func(v *view, s *snapshot.Snapshot) (err error) {
+			s.Host, err = readHost(v)
 			return err
 		},
 	}
+}
+
+// Host is what is known of this machine, without what cannot be read.
+func Host() snapshot.Host {
+	h, _ := readHost(newView("/"))
+	return h
+}
+
+func readHost(v *view) (h snapshot.Host, err error) {
+	release, err := v.read("proc/sys/kernel/osrelease")
+	if err != nil {
+		return h, err
+	}
+	h.Kernel = strings.TrimSpace(release)
+	if name, err := v.read("proc/sys/kernel/hostname"); err == nil {
+		h.Hostname = strings.TrimSpace(name)
+	}
+	if stat, err := v.read("proc/stat"); err == nil {
+		h.CPUs = len(parseCPUTimes(stat))
+	}
+	text, err := v.read("proc/meminfo")
+	if err != nil {
+		return h, err
+	}
+	h.AvailableBytes, _ = parseMeminfo(text, "MemAvailable") // not there before Linux 3.14
+	h.MemoryBytes, err = parseMeminfo(text, "MemTotal")
+	return h, err
 }
 
 // parseMeminfo returns one of the sizes of /proc/meminfo in bytes.

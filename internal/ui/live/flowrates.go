@@ -30,7 +30,7 @@ type FlowRate struct {
 }
 
 // NoAccounting is the note where the kernel counts nothing per flow.
-const NoAccounting = "nf_conntrack_acct is 0; sysctl -w net.netfilter.nf_conntrack_acct=1 counts new flows"
+const NoAccounting = "not counted; sysctl -w net.netfilter.nf_conntrack_acct=1 counts new flows"
 
 // mostFlows bounds the memory: of a larger table only so many flows are compared.
 const mostFlows = 100_000

@@ -14,8 +14,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -106,7 +104,8 @@ func Watch(ctx context.Context, o Options, fn func(*Moment) error) error {
 	w := &watcher{o: o, fn: fn, take: probe.Take, last: time.Now()}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w.host.Hostname, w.host.Kernel = hostNames()
+	w.host = probe.Host()
+	w.host.AvailableBytes = 0 // it would be that of the start
 	drops, err := observe.OpenDrops(observe.DropOptions{Netns: o.Netns.Inode()})
 	if err != nil {
 		w.cannot("dropped packets", err)
@@ -353,10 +352,4 @@ func portsFor(chains []snapshot.Chain, u snapshot.SNATUse) int {
 		}
 	}
 	return ports
-}
-
-func hostNames() (hostname, kernel string) {
-	hostname, _ = os.Hostname()
-	b, _ := os.ReadFile("/proc/sys/kernel/osrelease")
-	return hostname, strings.TrimSpace(string(b))
 }

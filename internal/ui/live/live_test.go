@@ -179,7 +179,7 @@ func TestWatch(t *testing.T) {
 	if !errors.Is(err, seen) {
 		t.Fatalf("%v; last %+v", err, m)
 	}
-	if m.Netns.Inode != h.Inode() || m.Host.Kernel == "" || len(m.CPUs) == 0 || m.Seconds <= 0 {
+	if m.Netns.Inode != h.Inode() || m.Host.Kernel == "" || m.Host.CPUs == 0 || m.Host.MemoryBytes == 0 || len(m.CPUs) == 0 || m.Seconds <= 0 {
 		t.Errorf("%+v", m)
 	}
 	if m.Drops == nil && len(m.Unseen) == 0 {

@@ -278,6 +278,7 @@ func (s *state) drawChoice(c *canvas) {
 // signs.
 func Text(m *live.Moment, width int, ascii bool) string {
 	s := newState()
+	s.still = true
 	s.add(m)
 	var lines []string
 	part := func(h int, draw func(c *canvas)) {
@@ -293,6 +294,7 @@ func Text(m *live.Moment, width int, ascii bool) string {
 	part(s.headerLines(), s.header)
 	for n := range s.panels() {
 		t := s.panel(n, n != panelFindings, width)
+		t.still = true
 		rows := min(max(1, len(t.rows)), snapshot.TopN)
 		if len(t.rows) > 0 && n != panelFindings {
 			rows++ // the names of its columns

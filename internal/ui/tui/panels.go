@@ -316,7 +316,11 @@ func (s *state) findingsList() table {
 	t.title = fmt.Sprintf("findings of %.0f s until %s", j.WindowSeconds, j.At.Local().Format("15:04:05"))
 	t.empty = "nothing wrong was found"
 	if n := len(j.Unseen); n > 0 {
-		t.empty = fmt.Sprintf("nothing wrong was found; %s could not be read (enter shows which)", plural.Count(n, "source"))
+		which := "enter shows which"
+		if s.still {
+			which = "natkit doctor shows which"
+		}
+		t.empty = fmt.Sprintf("nothing wrong was found; %s could not be read (%s)", plural.Count(n, "source"), which)
 	}
 	for _, f := range j.Findings {
 		t.add(severityStyle(f.Severity), fmt.Sprintf("%-8s %s: %s", strings.ToUpper(f.Severity.String()), f.Code, f.Title))

@@ -21,6 +21,7 @@ type state struct {
 	drops  []dropped    // of the last dropsOver
 	levels []float64    // of the table, an interval each
 
+	still  bool // it is text, which no key changes
 	paused bool
 	focus  int
 	zoomed bool

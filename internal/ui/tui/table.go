@@ -17,6 +17,7 @@ type table struct {
 	empty   string // what stands in the place of no rows
 	text    bool   // rows are lines of a text, which are not sorted
 	few     bool   // rows are always the same few, which are not filtered
+	still   bool   // it is text, which no key changes
 }
 
 type column struct {
@@ -46,10 +47,13 @@ func (t *table) keys() []rune {
 	return out
 }
 
-// heads are the names of the columns, each with its key's letter as a capital.
+// heads are the names of the columns, each with its key's letter as a capital where there are keys.
 func (t *table) heads() []string {
 	out := make([]string, len(t.columns))
 	for i, key := range t.keys() {
+		if t.still {
+			key = 0
+		}
 		at := strings.IndexRune(strings.ToUpper(t.columns[i].name), key)
 		out[i] = t.columns[i].name
 		if key != 0 && at >= 0 {
