@@ -121,6 +121,7 @@ func TestFewWords(t *testing.T) {
 		{"lab up publishd", "published"}, {"lab up published --client lcal", "local"}, {"lab up published --rules iptable", "iptables"}, {"lab up published --server ngnix", "nginx"},
 		{"lab run mtu-dorp", "mtu-drop"}, {"tune plan --confirm conntrack-acounting", "conntrack-accounting"}, {"report -o htm x.json", "html"}, {"kconfig -o fragmnt", "fragment"},
 		{"drops --cause conntrack-tablefull", "conntrack-table-full"}, {"doctor -o jsno", "json"}, {"profile -o foldd", "folded"}, {"doctr", "doctor"}, {"conntrack lst", "list"}, {"help doctr", "doctor"}, {"help lab rnu", "run"}, {"completion bsh", "bash"}, {"doctor --reduct", "redact"},
+		{"conntrack list --source 10.0.0.1", "--src"}, {"sessions --dst 10.0.0.1", "--destination"}, {"status --json", "--output"}, {"lab run snat-port-exhausted", "snat-ports-exhausted"},
 	} {
 		args := strings.Fields(tt.args)
 		code, out, errs := runBad(t, "", args...)

@@ -149,6 +149,12 @@ func missingFolder(path string) (missing string) {
 	return missing
 }
 
+// sameFlags are the names by which a flag is called in another command of natkit's or in other tools.
+var sameFlags = map[string]string{
+	"source": "src", "destination": "dst", "protocol": "proto", "src": "source", "dst": "destination",
+	"json": "output", "format": "output", "duration": "for", "time": "for", "namespace": "netns",
+}
+
 // flagError says which flag is wrong, and what it takes.
 func flagError(cmd *cobra.Command, err error) error {
 	see := fmt.Sprintf(" (see %s --help)", cmd.CommandPath())
@@ -163,7 +169,11 @@ func flagError(cmd *cobra.Command, err error) error {
 		}
 		var known []string
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
-		if meant := choice.Nearest(name, known); meant != "" {
+		meant := choice.Nearest(name, known)
+		if other := sameFlags[name]; meant == "" && cmd.Flags().Lookup(other) != nil {
+			meant = other
+		}
+		if meant != "" {
 			return usagef("unknown flag --%s; did you mean --%s?%s", name, meant, see)
 		}
 		return usagef("unknown flag --%s%s", name, see)

@@ -56,6 +56,9 @@ and reported the fault first in between.`,
 		if why := scenario.NoFault(args[0]); why != "" {
 			return usagef("code %q: not in a lab: %s", args[0], why)
 		}
+		if i < 0 && choice.Nearest(args[0], codes) == "" {
+			return usagef("code %q: there is none; natkit lab run --list shows them", args[0])
+		}
 		if i < 0 {
 			return usagef("code %w", choice.Error(args[0], codes...))
 		}

@@ -69,7 +69,7 @@ func LabList(w io.Writer, infos []lab.Info) error {
 		return err
 	}
 	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(tab, "lab\ttopology\tstate\tmade by\trules\tserver\tURL\troles\n")
+	fmt.Fprintf(tab, "lab\ttopology\tstate\tPID\trules\tserver\tURL\troles\n")
 	for _, i := range infos {
 		var roles []string
 		for _, n := range i.Nodes {

@@ -9,10 +9,16 @@ import (
 	"strings"
 )
 
+// fewWords is how many words a message lists beside the one that was probably meant.
+const fewWords = 20
+
 // Error refuses got, which is none of the known words.
 func Error(got string, known ...string) error {
 	hint := ""
 	if meant := Nearest(got, known); meant != "" {
+		if len(known) > fewWords {
+			return fmt.Errorf("%q: did you mean %s?", got, meant)
+		}
 		hint = fmt.Sprintf("; did you mean %s?", meant)
 	}
 	return fmt.Errorf("%q: want %s%s", got, List(known), hint)

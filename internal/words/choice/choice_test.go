@@ -2,7 +2,10 @@
 
 package choice
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestNearest(t *testing.T) {
 	states := []string{"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE"}
@@ -35,6 +38,10 @@ func TestNearest(t *testing.T) {
 
 func TestError(t *testing.T) {
 	if got, want := Error("TIMEWAIT", "CLOSE", "TIME_WAIT").Error(), `"TIMEWAIT": want CLOSE or TIME_WAIT; did you mean TIME_WAIT?`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	many := strings.Split(strings.Repeat("word ", fewWords)+"TIME_WAIT", " ")
+	if got, want := Error("TIMEWAIT", many...).Error(), `"TIMEWAIT": did you mean TIME_WAIT?`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	if got, want := Error("zz", "a", "b", "c").Error(), `"zz": want a, b or c`; got != want {
