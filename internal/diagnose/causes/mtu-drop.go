@@ -84,7 +84,11 @@ func judgeMTU(f facts) *verdict {
 		"connections open, and hang at the first full segment."
 	v.Remedy = f.fitSize(rows, out, mtu, found)
 	if c, n, ok := f.ownSizeMessages(); ok {
-		v.Title += fmt.Sprintf("; %s drops the ICMP errors", c.short())
+		if whole := titled(v.Title, fmt.Sprintf("; %s drops the ICMP errors", c.short())); whole != v.Title {
+			v.Title = whole
+		} else {
+			v.Title = titled(v.Title, "; rules here drop the ICMP errors")
+		}
 		v.Evidence = append(v.Evidence, Evidence{"ICMP messages of this machine that its own rules dropped", strconv.FormatUint(n, 10), fromTracer})
 		v.Evidence = append(v.Evidence, c.evidence(f)...)
 		v.Why = "This machine replies to each with an ICMP message that reports the size that fits, but its own rules drop that message. The sender keeps sending packets of the same size."
