@@ -35,7 +35,10 @@ type wire struct {
 	t            *testing.T
 	gateway      string
 	client, here *netns.Handle // here: the gateway's
+	server       *netns.Handle
 	random       *rand.Rand
+
+	now func() time.Time // of the clock that the log has
 
 	mu   sync.Mutex
 	seen []passing
@@ -51,7 +54,7 @@ func newWire(t *testing.T) *wire {
 	t.Helper()
 	ktest.Root(t)
 	ktest.RunDir(t)
-	w := &wire{t: t, gateway: ktest.Name(t), random: rand.New(rand.NewPCG(5, 5))}
+	w := &wire{t: t, gateway: ktest.Name(t), random: rand.New(rand.NewPCG(5, 5)), now: time.Now}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -65,7 +68,7 @@ func newWire(t *testing.T) *wire {
 	must(err)
 	server, err := netns.New()
 	must(err)
-	w.client = client
+	w.client, w.server = client, server
 	t.Cleanup(func() {
 		_, _, _ = observed(context.Background(), "down --netns "+w.gateway)
 		client.Close()
@@ -137,7 +140,7 @@ func (w *wire) observe(conn *net.UDPConn) {
 		if err != nil {
 			return
 		}
-		at := time.Now()
+		at := w.now()
 		if host, err := netip.ParseAddrPort(string(b[:n])); err == nil {
 			w.mu.Lock()
 			w.seen = append(w.seen, passing{host, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), at})

@@ -26,6 +26,7 @@ import (
 //
 //	RUN/nat/INODE.journal  changes of the namespace, each before it is made: Down, or the next Up
 //	RUN/nat/INODE.json     the record; Whole when Up has ended: as above
+//	RUN/nat/INODE.past/    rules that were replaced, for the log: as above
 //	BPFFS/natkit/INODE     maps, programs, links: as above
 //	…-draft                an engine half pinned: the next Up, Down or Clean
 type instance struct {

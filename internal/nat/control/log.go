@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -120,37 +119,4 @@ func (l *Log) Close() error {
 		errs = append(errs, os.Remove(l.lock.Name()), l.lock.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// RulesInUse is a reader of the rules that translate in a namespace.
-type RulesInUse struct {
-	ns   *netns.Handle
-	seen os.FileInfo
-	had  bool
-}
-
-// NewRulesInUse reads the rules of a namespace.
-func NewRulesInUse(ns *netns.Handle) *RulesInUse { return &RulesInUse{ns: ns} }
-
-// Changed gives the rules, if they may be others than at the last call, and since when they are in
-// use; "" if none are.
-func (r *RulesInUse) Changed() (file *rulefile.File, text string, since time.Time, changed bool, err error) {
-	info, err := os.Stat(instancePath(r.ns.Inode(), ".json"))
-	if err != nil || r.seen != nil && os.SameFile(info, r.seen) && info.ModTime().Equal(r.seen.ModTime()) {
-		gone := err != nil && r.had
-		if gone {
-			r.seen, r.had = nil, false
-		}
-		return nil, "", time.Now(), gone, nil
-	}
-	rec, err := readSettled(r.ns)
-	if errors.Is(err, ErrDown) || err == nil && (!rec.Whole || rec.Accel != nil) {
-		return nil, "", time.Now(), r.had, nil
-	}
-	if err != nil {
-		return nil, "", time.Time{}, false, err
-	}
-	r.seen, r.had = info, true
-	file, err = rec.rules()
-	return file, rec.Rules.Text, info.ModTime(), true, err
 }

@@ -114,7 +114,7 @@ func makePlan(rec *record, file *rulefile.File, text string, o Options, made []C
 	if rec.Whole {
 		p.compare(file)
 	}
-	rec.Next = &ruleText{File: file.Name, Text: text}
+	rec.Next = &ruleText{File: file.Name, Text: text, inForce: rec.Rules.next(text)}
 	for _, w := range file.Warnings() {
 		p.Warnings = append(p.Warnings, w.String())
 	}

@@ -47,6 +47,8 @@ type ruleText struct {
 	Text       string      `json:"text"`
 	Generation uint32      `json:"generation"` // of the engine, that it was to become
 	Placements []Placement `json:"placements,omitempty"`
+
+	inForce
 }
 
 type linkRecord struct {
@@ -154,5 +156,6 @@ func removeRecord(inode uint64) error {
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, removePast(inode))
 	return errors.Join(errs...)
 }

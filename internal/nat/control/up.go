@@ -97,7 +97,11 @@ func (in *instance) upWith(ctx context.Context, p *Plan) error {
 	rec.Make = datapath.Make()
 	return in.bringUp(ctx, rec, p.Changes, func() (func() error, io.Closer, error) {
 		e, err := rec.Engine.rules().create(in, p)
-		return func() error { return e.start(ctx, p) }, e, err
+		return func() error {
+			err := e.start(ctx, p)
+			rec.Rules.came()
+			return err
+		}, e, err
 	})
 }
 
@@ -173,7 +177,10 @@ func (in *instance) apply(ctx context.Context, rec *record, file *rulefile.File,
 		if err2 == nil {
 			err2 = takeBack(in.ns, in.j, changes[len(made):])
 		}
-		return nil, errors.Join(err, err2, undo())
+		return nil, errors.Join(err, err2, undo(), before.forgetPast(in.inode))
+	}
+	if rec.Next.Number != rec.Rules.Number {
+		rec.Next.came()
 	}
 	rec.Rules, rec.Next = *rec.Next, nil
 	return p, errors.Join(takeBack(in.ns, in.j, p.Undone), rec.write(in.inode))
@@ -186,7 +193,7 @@ func (in *instance) change(ctx context.Context, p *Plan, intent *record, e runni
 	if err := do(in.ns, in.j, others); err != nil {
 		return err
 	}
-	if err := intent.write(in.inode); err != nil {
+	if err := errors.Join(intent.keepPast(in.inode), intent.write(in.inode)); err != nil {
 		return err
 	}
 	if err := e.replace(ctx, p); err != nil {

@@ -7,6 +7,7 @@
 package collect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,8 +53,10 @@ type Options struct {
 	Sinks       []natlog.Sink
 	SinksTicked func([]sink.State)
 
+	// Now reads the clock; nil: time.Now.
+	Now func() time.Time
+
 	openEngine func() (engineLog, error) // for tests; nil: that of the namespace
-	offset     func() int64              // for tests; nil: clockOffset
 }
 
 // Times of a log.
@@ -79,7 +82,7 @@ type source interface {
 
 // rulesInUse is control.RulesInUse.
 type rulesInUse interface {
-	Changed() (file *rulefile.File, text string, since time.Time, changed bool, err error)
+	Changed() (*control.RulesChange, error)
 }
 
 // collector is one Run.
@@ -91,8 +94,14 @@ type collector struct {
 	engine  *engineSource
 	rules   rulesInUse
 	records []natlog.Record
-	looked  struct{ engine, kernel time.Time }
-	limits  limits
+
+	offset  int64         // of the clock from CLOCK_MONOTONIC, nanoseconds, by which all times of the log are
+	checked int64         // CLOCK_MONOTONIC when that was right
+	left    natlog.Micros // when the log that was found ended, by the clock of the hour that goes on from it
+	// followed is when the rules were looked at last; 0: not yet.
+	followed natlog.Micros
+	looked   struct{ engine, kernel time.Time }
+	limits   limits
 }
 
 // Run writes the log until the context ends.
@@ -104,9 +113,7 @@ func Run(ctx context.Context, o Options) (err error) {
 			return control.OpenLog(o.Namespace, o.What.record(), o.What.Destinations)
 		}
 	}
-	if c.o.offset == nil {
-		c.o.offset = clockOffset
-	}
+	c.startClock()
 	engine, err := c.openEngine()
 	if err != nil {
 		return err
@@ -158,10 +165,14 @@ func (c *collector) begin(ctx context.Context, engine *engineSource, kernel *ker
 	var since []natlog.Record
 	c.o.Store.Alive = func(yield func(natlog.Record) bool) { c.each(yield) }
 	c.o.Store.Resume = func(left *store.Left) (store.Resumed, error) {
-		if since = left.Gap(); engine == nil {
-			return store.Resumed{Gaps: since}, nil
+		resumed, err := store.Resumed{Gaps: left.Gap()}, error(nil)
+		if since, c.left = resumed.Gaps, left.End; engine != nil {
+			resumed, err = engine.resume(left)
 		}
-		return engine.resume(left)
+		if left.End > left.Now || engine != nil && engine.passed { // the clock was set
+			c.left = cmp.Or(resumed.At, left.Now)
+		}
+		return resumed, err
 	}
 	if engine != nil {
 		c.add(engine)
@@ -202,7 +213,7 @@ func (c *collector) join(s source, gaps []natlog.Record) {
 		gaps[i].Source = natlog.Kernel
 	}
 	c.add(s)
-	now := natlog.MicrosOf(time.Now())
+	now := c.now()
 	c.records = append(c.records[:0], gaps...)
 	for r := range s.each {
 		r.Event, r.Time = natlog.Alive, now
@@ -268,6 +279,13 @@ func (c *collector) loop(ctx context.Context) error {
 }
 
 func (c *collector) take(ctx context.Context) error {
+	if err := c.checkClock(ctx); err != nil {
+		return err
+	}
+	return c.takeAll(ctx)
+}
+
+func (c *collector) takeAll(ctx context.Context) error {
 	for _, s := range c.sources {
 		if err := s.take(ctx); err != nil {
 			return err
@@ -278,8 +296,8 @@ func (c *collector) take(ctx context.Context) error {
 
 // last records what has happened until now.
 func (c *collector) last() error {
-	if c.engine == nil {
-		return nil
+	if err := c.checkClock(context.Background()); err != nil || c.engine == nil {
+		return err
 	}
 	return c.engine.take(context.Background())
 }
@@ -299,7 +317,6 @@ func (c *collector) tick(ctx context.Context) error {
 			}
 		}
 	}
-	c.followRules()
 	if err := c.look(ctx); err != nil {
 		return err
 	}
@@ -307,6 +324,7 @@ func (c *collector) tick(ctx context.Context) error {
 		c.limits.look(c)
 	}
 	_ = c.store.Tick() // the store reports it, and tries again
+	c.followRules()
 	c.o.Ticked(c.store.Stats())
 	return nil
 }
@@ -333,7 +351,7 @@ func (c *collector) look(ctx context.Context) error {
 			return err
 		}
 		if engine != nil {
-			resumed, err := engine.resume(&store.Left{Now: natlog.MicrosOf(now)})
+			resumed, err := engine.resume(&store.Left{Now: c.now()})
 			if err != nil {
 				return errors.Join(err, engine.close())
 			}
@@ -391,20 +409,89 @@ func (c *collector) listenToKernel(ctx context.Context, engine bool) (*kernelSou
 
 // followRules keeps the rules that have come into force, and has the engine's records named by them.
 func (c *collector) followRules() {
-	file, text, since, changed, err := c.rules.Changed()
+	before := c.followed
+	c.followed = c.now()
+	change, err := c.rules.Changed()
 	if err != nil {
 		c.o.Say(fmt.Sprintf("the rules in force cannot be read: %v", err))
 		return
 	}
-	if !changed {
-		return
+	if change == nil {
+		change = &control.RulesChange{Whole: true}
+		if before != 0 {
+			return
+		}
 	}
 	source := natlog.Kernel
 	if c.engine != nil {
 		source = natlog.Engine
-		c.engine.use(file)
+		if change.File != nil {
+			c.engine.use(change.File)
+		}
 	}
-	if err := c.store.KeepRules(source, natlog.MicrosOf(since), text); err != nil {
+	if err := c.keepRules(source, before, change); err != nil {
 		c.o.Say(err.Error())
 	}
+}
+
+// keepRules keeps those that have come into force since a time; 0: since the log that was found ended.
+// Where others may have been in force in between, that is kept, too.
+func (c *collector) keepRules(source natlog.Source, before natlog.Micros, change *control.RulesChange) error {
+	applied, whole := change.Applied, change.Whole
+	if before == 0 {
+		last, err := c.store.LastRules()
+		if err != nil {
+			return err
+		}
+		if before, whole = cmp.Or(c.left, c.followed), last == nil; !whole {
+			applied, whole = c.rulesSince(last, before, change)
+		}
+	}
+	var errs []error
+	if !whole {
+		errs = append(errs, c.store.RulesUnknown(source, before))
+	}
+	for _, r := range applied {
+		errs = append(errs, c.store.KeepRules(source, c.timeOfRules(r), r.Text))
+	}
+	if len(applied) == 0 && change.File == nil {
+		errs = append(errs, c.store.KeepRules(source, c.followed, ""))
+	}
+	return errors.Join(errs...)
+}
+
+// rulesSince are those that came into force after the last that a log has, whose end is before: whole
+// if none is missing.
+func (c *collector) rulesSince(last *store.Rules, before natlog.Micros, change *control.RulesChange) (applied []control.AppliedRules, whole bool) {
+	if len(change.Applied) == 0 {
+		return nil, !last.Unknown && last.None()
+	}
+	first := -1
+	for i, r := range change.Applied {
+		at := c.timeOfRules(r)
+		if !last.Unknown && at == last.Since {
+			return change.Applied[i:], true
+		}
+		if at <= before {
+			first = i
+		}
+	}
+	if first < 0 || !change.Whole {
+		return change.Applied, false
+	}
+	return change.Applied[first:], true // the clock was set: by it, this one was in force then
+}
+
+// timeOfRules is when rules came into force, by the clock of the log: if it was set since, by what it
+// is now.
+func (c *collector) timeOfRules(r control.AppliedRules) natlog.Micros {
+	at := natlog.MicrosOf(r.Since)
+	if r.Running == 0 {
+		return at
+	}
+	const same = natlog.Micros(store.ClockStep / time.Microsecond)
+	if now := c.time(r.Running); at-now > same || now-at > same {
+		return now
+	}
+	return at
 }

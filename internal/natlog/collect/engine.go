@@ -10,8 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/natlog"
@@ -52,11 +50,11 @@ type engineSource struct {
 	alive   map[datapath.LogKey]natlog.Micros // since when; 0 not known
 	backlog []datapath.LogRecord              // read by resume, not recorded yet
 	lost    bool                              // of the backlog something is missing
+	passed  bool                              // it was passed over, and is to be marked as recorded
 	mark    mark                              // of what was recorded last
 	ahead   map[uint32]bool                   // numbers after mark.next that were recorded: CPUs overtake each other
 	holes   time.Time                         // since when there are numbers missing before those
 	touched map[datapath.LogKey]bool          // what records were about since a look at the maps began; nil: none is under way
-	offset  int64                             // of the wall clock from CLOCK_MONOTONIC, nanoseconds
 	batch   []datapath.LogRecord
 	what    what
 }
@@ -90,8 +88,6 @@ const (
 	// batchRecords are stored at once; each may become two, and the mark comes with them.
 	batchRecords  = store.FrameRecords/2 - 1
 	batchesAtOnce = 64
-	// clockStep is what the clock has to be off to have been set.
-	clockStep = int64(time.Second)
 	// sameBeginning: two reports of when something began are of the same beginning if they are as
 	// near: the engine's own clock is coarse.
 	sameBeginning = natlog.Micros(100_000)
@@ -108,7 +104,6 @@ func newEngineSource(c *collector, log engineLog) (*engineSource, error) {
 		batch: make([]datapath.LogRecord, 0, batchRecords),
 	}
 	s.what.record, s.what.destinations = log.What()
-	s.offset = c.o.offset()
 	return s, nil
 }
 
@@ -119,41 +114,7 @@ func (s *engineSource) close() error { return s.log.CloseAsked() }
 
 // --- time ------------------------------------------------------------------------------------
 
-func monotonic() int64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0
-	}
-	return ts.Nano()
-}
-
-// clockOffset is what the wall clock is ahead of CLOCK_MONOTONIC: only setting it changes that, so
-// the same moment of the engine is always the same time. The best of some readings, since
-// somebody else may have the processor between the two clocks.
-func clockOffset() (offset int64) {
-	best := int64(-1)
-	for range 8 {
-		before := monotonic()
-		wall := time.Now().UnixNano()
-		after := monotonic()
-		if d := after - before; best < 0 || d < best {
-			best, offset = d, wall-before-d/2
-		}
-	}
-	return offset
-}
-
-// keepOffset reads the clock again. It stays as it was where only the reading differs.
-func (s *engineSource) keepOffset() {
-	const jitter = int64(time.Millisecond)
-	if now := s.c.o.offset(); now-s.offset > jitter || s.offset-now > jitter {
-		s.offset = now
-	}
-}
-
-func (s *engineSource) time(ns uint64) natlog.Micros {
-	return natlog.Micros((int64(ns) + s.offset) / 1000)
-}
+func (s *engineSource) time(ns uint64) natlog.Micros { return s.c.time(int64(ns)) }
 
 // begin is a time of the engine at which something began, as the log has it: of what is older than
 // the last mark by the clock of then.
@@ -206,14 +167,13 @@ func (s *engineSource) resume(left *store.Left) (store.Resumed, error) {
 	default:
 		out.At = s.oldest(left.Now)
 	}
-	stepped := s.offset - s.mark.offset
-	if known && (stepped >= clockStep || stepped <= -clockStep) {
-		out.Gaps = append(out.Gaps, store.SteppedRecord(left.End, left.Now, time.Duration(stepped)))
-		out.At = s.oldest(left.Now)
-	}
 	s.rewind(found)
 	if known && s.lost {
 		s.remember(left)
+	}
+	if step := s.c.offset - s.mark.offset; known && stepped(step) {
+		out = store.Resumed{At: left.Now, Gaps: store.SteppedRecords(time.Duration(step), left.End, left.Now)}
+		s.passOver()
 	}
 	if !known {
 		s.mark = mark{engine: s.name, next: taken}
@@ -221,8 +181,23 @@ func (s *engineSource) resume(left *store.Left) (store.Resumed, error) {
 			s.mark.next = s.backlog[0].Sequence
 		}
 	}
-	s.mark.offset = s.offset
+	s.mark.offset = s.c.offset
 	return out, nil
+}
+
+// passOver has the backlog change what is alive, and records nothing of it: its times are not known.
+func (s *engineSource) passOver() {
+	for i := range s.backlog {
+		r := &s.backlog[i]
+		s.number(r.Sequence)
+		switch r.Event {
+		case datapath.LogCreated:
+			s.alive[r.LogKey] = s.time(r.Time)
+		case datapath.LogEnded:
+			delete(s.alive, r.LogKey)
+		}
+	}
+	s.backlog, s.passed = nil, true
 }
 
 // after is how the log goes on where the ring does not go on from it.
@@ -315,7 +290,10 @@ func (s *engineSource) catchUp() error {
 	for part := range slices.Chunk(s.backlog, batchRecords) {
 		s.store(part)
 	}
-	s.backlog = nil
+	if s.backlog = nil; s.passed {
+		s.noteMark(s.c.now())
+		s.passed = false
+	}
 	s.log.Release()
 	if s.lost {
 		s.lost = false
@@ -327,7 +305,6 @@ func (s *engineSource) catchUp() error {
 // --- records ---------------------------------------------------------------------------------
 
 func (s *engineSource) take(context.Context) error {
-	s.keepOffset()
 	for range batchesAtOnce {
 		var err error
 		if s.batch, err = s.log.Read(s.batch[:0]); err != nil || len(s.batch) == 0 {
@@ -345,8 +322,13 @@ func (s *engineSource) store(batch []datapath.LogRecord) {
 		s.number(batch[i].Sequence)
 		s.apply(&batch[i])
 	}
-	s.mark.engine, s.mark.at, s.mark.offset = s.name, uint64(monotonic()), s.offset
-	s.c.record(natlog.Mark(natlog.Engine, s.time(batch[len(batch)-1].Time), s.mark.String()))
+	s.noteMark(s.time(batch[len(batch)-1].Time))
+}
+
+// noteMark stores what was recorded, with how far that is.
+func (s *engineSource) noteMark(at natlog.Micros) {
+	s.mark.engine, s.mark.at, s.mark.offset = s.name, uint64(monotonic()), s.c.offset
+	s.c.record(natlog.Mark(natlog.Engine, at, s.mark.String()))
 	s.c.append()
 }
 
@@ -507,7 +489,7 @@ func (s *engineSource) tick(context.Context) (over bool, err error) {
 		s.holes = time.Now()
 	case time.Since(s.holes) > holesFor:
 		if since := s.begin(s.mark.at); !s.skip() { // cannot happen: a number is taken where a loss is counted, too
-			s.c.gap(natlog.Engine, since, natlog.MicrosOf(time.Now()), "records of the engine are missing")
+			s.c.gap(natlog.Engine, since, s.c.now(), "records of the engine are missing")
 			return false, s.compare()
 		}
 	}
@@ -567,7 +549,7 @@ func (s *engineSource) compare() error {
 	if len(s.ahead) > 0 {
 		s.skip()
 	}
-	now := natlog.MicrosOf(time.Now())
+	now := s.c.now()
 	for k, since := range s.alive {
 		if _, there := found[k]; there || s.touched[k] {
 			continue
@@ -586,9 +568,7 @@ func (s *engineSource) compare() error {
 		s.alive[k] = s.begin(since)
 		s.record(k, natlog.Alive, now, s.alive[k], "")
 	}
-	s.mark.engine, s.mark.at, s.mark.offset = s.name, uint64(monotonic()), s.offset
-	s.c.record(natlog.Mark(natlog.Engine, now, s.mark.String()))
-	s.c.append()
+	s.noteMark(now)
 	return nil
 }
 
@@ -608,7 +588,7 @@ func (s *engineSource) end(note string) error {
 	if err := s.take(context.Background()); err != nil {
 		return err
 	}
-	now := natlog.MicrosOf(time.Now())
+	now := s.c.now()
 	for k, since := range s.alive {
 		s.record(k, natlog.Ended, now, since, note)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/nat/control"
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/natlog"
@@ -96,9 +97,7 @@ func key(port uint16) datapath.LogKey {
 // noRules is a namespace whose rules are not natkit's.
 type noRules struct{}
 
-func (noRules) Changed() (*rulefile.File, string, time.Time, bool, error) {
-	return nil, "", time.Time{}, false, nil
-}
+func (noRules) Changed() (*control.RulesChange, error) { return nil, nil }
 
 // running is a Run over a fake.
 type running struct {
@@ -114,8 +113,9 @@ func (r *running) during(fn func()) {
 	r.t.Helper()
 	c := &collector{o: Options{
 		Store: store.Options{Dir: r.dir, Node: "gw", Say: func(string) {}}, Say: func(s string) { r.said = append(r.said, s) },
-		Started: func(int) {}, Ticked: func(store.Stats) {}, openEngine: func() (engineLog, error) { return r.log, nil }, offset: func() int64 { return r.off },
+		Started: func(int) {}, Ticked: func(store.Stats) {}, openEngine: func() (engineLog, error) { return r.log, nil }, Now: func() time.Time { return r.timeOf(uint64(monotonic())) },
 	}, rules: noRules{}}
+	c.startClock()
 	engine, err := c.openEngine()
 	if err != nil {
 		r.t.Fatal(err)
@@ -148,7 +148,7 @@ func (r *running) who(port uint16, at time.Time) store.Answer {
 // What happens while nobody reads is in the log with its times, unless it found no room: that is a
 // gap, and what is alive after it is right.
 func TestEngineReadsOn(t *testing.T) {
-	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset()}
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
 	r.log.happens(datapath.LogCreated, key(1))
 	var at [4]time.Time
 	r.during(func() { r.log.happens(datapath.LogCreated, key(2)) })
@@ -197,7 +197,7 @@ func TestEngineReadsOn(t *testing.T) {
 
 // A reader that is killed after it has stored records and before it has released them stores none twice.
 func TestEngineStoresOnce(t *testing.T) {
-	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset()}
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
 	r.log.happens(datapath.LogCreated, key(1))
 	r.log.happens(datapath.LogEnded, key(1))
 	kept := slices.Clone(r.log.ring)
@@ -230,7 +230,7 @@ func TestEngineGaps(t *testing.T) {
 		"another reader": {func(r *running) { r.log.next += 100 }, "read by another program"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset()}
+			r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
 			r.during(func() { r.log.happens(datapath.LogCreated, key(1)) })
 			time.Sleep(2 * time.Millisecond)
 			between := time.Now()
@@ -266,7 +266,8 @@ func TestLimits(t *testing.T) {
 // BenchmarkEngine is what a record of a session costs whoever keeps the log, from the ring to the journal.
 func BenchmarkEngine(b *testing.B) {
 	f := newFakeLog()
-	c := &collector{o: Options{Store: store.Options{Dir: b.TempDir(), Node: "gw"}, Say: func(string) {}, offset: clockOffset}, rules: noRules{}}
+	c := &collector{o: Options{Store: store.Options{Dir: b.TempDir(), Node: "gw"}, Say: func(string) {}}, rules: noRules{}}
+	c.startClock()
 	s, err := newEngineSource(c, f)
 	if err != nil {
 		b.Fatal(err)

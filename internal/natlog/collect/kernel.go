@@ -36,7 +36,7 @@ const (
 // event is an entry that began or ended.
 type event struct {
 	ended bool
-	at    natlog.Micros
+	at    int64 // CLOCK_MONOTONIC
 	flow  conntrack.Flow
 }
 
@@ -44,7 +44,7 @@ type event struct {
 type batch struct {
 	events []event
 	lost   bool
-	since  time.Time // of what was lost
+	since  int64 // of what was lost: CLOCK_MONOTONIC
 	err    error
 }
 
@@ -95,18 +95,18 @@ func (s *kernelSource) close() error {
 
 // listen hears events until the context ends.
 func (s *kernelSource) listen(ctx context.Context) {
-	good := time.Now()
+	good := monotonic()
 	for {
 		var b batch
 		b.lost, b.err = s.listener.Next(func(ended bool, f *conntrack.Flow) {
-			e := event{ended: ended, at: natlog.MicrosOf(time.Now()), flow: *f}
+			e := event{ended: ended, at: monotonic(), flow: *f}
 			// What aliases the listener's buffer is not needed.
 			e.flow.Secctx, e.flow.Helper, e.flow.Labels, e.flow.Names = nil, nil, nil, nil
 			b.events = append(b.events, e)
 		})
 		b.since = good
 		if !b.lost {
-			good = time.Now()
+			good = monotonic()
 		}
 		select {
 		case s.heard <- b:
@@ -139,9 +139,9 @@ func (s *kernelSource) take(ctx context.Context) error {
 func (s *kernelSource) takeBatch(ctx context.Context, b *batch) error {
 	for i := range b.events {
 		if e := &b.events[i]; e.ended {
-			s.tracker.end(&e.flow, e.at, s.c.record)
+			s.tracker.end(&e.flow, s.c.time(e.at), s.c.record)
 		} else {
-			s.tracker.begin(&e.flow, e.at, s.c.record)
+			s.tracker.begin(&e.flow, s.c.time(e.at), s.c.record)
 		}
 	}
 	s.c.append()
@@ -152,7 +152,7 @@ func (s *kernelSource) takeBatch(ctx context.Context, b *batch) error {
 		return err
 	}
 	s.c.o.Say("the kernel could not deliver all events: the log has a gap, and what is alive was read again")
-	s.c.gap(natlog.Kernel, natlog.MicrosOf(b.since), natlog.MicrosOf(time.Now()), "events came faster than they could be read")
+	s.c.gap(natlog.Kernel, s.c.time(b.since), s.c.now(), "events came faster than they could be read")
 	return nil
 }
 
@@ -173,7 +173,7 @@ func (s *kernelSource) look(ctx context.Context) error {
 		return err
 	}
 	s.looked = time.Now()
-	s.tracker.replace(found, natlog.MicrosOf(s.looked), s.c.record)
+	s.tracker.replace(found, s.c.now(), s.c.record)
 	s.before = 0
 	for _, l := range s.tracker.alive {
 		if l.since == 0 {

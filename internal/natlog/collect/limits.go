@@ -53,7 +53,7 @@ func (l *limits) look(c *collector) {
 		return
 	}
 	l.looked = now
-	at := natlog.MicrosOf(now)
+	at := c.now()
 	seen := map[limited]bool{}
 	near := func(event natlog.Event, tr natlog.Translation, what limited, used, most int) {
 		seen[what] = true

@@ -57,7 +57,7 @@ func BenchmarkWho(b *testing.B) {
 	r := rand.New(rand.NewPCG(2, 2))
 	at := time.Date(2026, 11, 24, 0, 0, 0, 0, time.UTC)
 	begin := at
-	s, err := Open(Options{Dir: dir, Node: "gw1", Alive: func(func(natlog.Record) bool) {}, now: func() (time.Time, time.Duration) { return at, at.Sub(begin) }})
+	s, err := Open(Options{Dir: dir, Node: "gw1", Alive: func(func(natlog.Record) bool) {}, Now: func() (time.Time, time.Duration) { return at, at.Sub(begin) }})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func BenchmarkWhoBlocks(b *testing.B) {
 		alive[i] = take(i)
 	}
 	s, err := Open(Options{
-		Dir: dir, Node: "gw1", now: func() (time.Time, time.Duration) { return at, at.Sub(begin) },
+		Dir: dir, Node: "gw1", Now: func() (time.Time, time.Duration) { return at, at.Sub(begin) },
 		Alive: func(yield func(natlog.Record) bool) {
 			for _, rec := range alive {
 				if !yield(rec) {

@@ -165,7 +165,7 @@ func readJournal(path string) (c content, err error) {
 		}
 		return c, fmt.Errorf("read the log's journal %s: %w: it does not begin like one", path, parquet.ErrDamaged)
 	}
-	rest := b[len(natlog.JournalHeader):]
+	gaps, rest := natlog.Micros(0), b[len(natlog.JournalHeader):]
 	c.whole = int64(len(b))
 	for len(rest) > 0 {
 		had, before := len(c.records), int64(len(b)-len(rest))
@@ -177,6 +177,10 @@ func readJournal(path string) (c content, err error) {
 			c.damaged++
 		}
 		for _, r := range c.records[had:] {
+			if r.Event == natlog.Gap { // it may be by the clock of before
+				gaps = max(gaps, r.Time)
+				continue
+			}
 			if c.begin == 0 {
 				c.begin = r.Time
 			}
@@ -190,6 +194,9 @@ func readJournal(path string) (c content, err error) {
 		}
 		kept := slices.DeleteFunc(c.records[had:], func(r natlog.Record) bool { return r.Event == natlog.Tick })
 		c.records = c.records[:had+len(kept)]
+	}
+	if c.begin == 0 {
+		c.begin, c.end = gaps, gaps
 	}
 	return c, nil
 }

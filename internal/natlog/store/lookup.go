@@ -38,6 +38,15 @@ type Life struct {
 	Gap bool
 }
 
+// began is when it began by the clock of the hour that has it: where the clock was set back, that is
+// not when it began by the clock of then.
+func (l *Life) began() natlog.Micros {
+	if l.Since == 0 || l.Since > l.Log {
+		return l.Log
+	}
+	return l.Since
+}
+
 // Span is a part of the time asked about that the log does not have, and why.
 type Span struct {
 	Since, Until natlog.Micros
@@ -59,6 +68,11 @@ type Answer struct {
 type hour struct {
 	parts      []part
 	begin, end time.Time // rounded to seconds, outwards
+}
+
+// span is its number, and from when to when it is.
+func (h *hour) span() (number uint64, begin, end natlog.Micros) {
+	return h.parts[0].number, natlog.MicrosOf(h.begin), natlog.MicrosOf(h.end)
 }
 
 // openedFile is a Parquet file of the log.
@@ -142,7 +156,7 @@ func (r *reader) ask(dir string) error {
 	var covered []Span
 	for i := range r.hours {
 		h := &r.hours[i]
-		if natlog.MicrosOf(h.begin) > r.q.Upto || natlog.MicrosOf(h.end) < r.q.Since {
+		if natlog.MicrosOf(h.begin) > r.q.Upto+late || natlog.MicrosOf(h.end) < r.q.Since {
 			if err := r.gapBefore(i); err != nil {
 				return err
 			}
@@ -230,7 +244,7 @@ func (r *reader) askHour(at int) ([]Span, error) {
 		if whole = whole && p.index == i; !whole {
 			break // who was alive is not known from here on
 		}
-		if natlog.MicrosOf(p.begin) > r.q.Upto && len(live) == 0 {
+		if i > 0 && natlog.MicrosOf(p.begin) > r.q.Upto && len(live) == 0 {
 			covered[0].Until = max(covered[0].Until, r.q.Upto)
 			break
 		}
@@ -255,14 +269,18 @@ func (r *reader) askHour(at int) ([]Span, error) {
 		}
 	}
 	for _, life := range ended {
-		r.add(life)
+		if life.began() <= r.q.Upto && life.Until >= r.q.Since {
+			r.add(life)
+		}
 	}
 	for _, life := range live {
-		if cmp.Or(life.Since, life.Log) > r.q.Upto {
+		if life.began() > r.q.Upto {
 			continue
 		}
-		r.end(life, at)
-		r.add(*life)
+		// Of the hour it was alive until the end, whatever the clock was when it ended.
+		if r.end(life, at); life.Until == 0 || life.Until >= r.q.Since || r.q.Since <= covered[0].Until {
+			r.add(*life)
+		}
 	}
 	return covered, nil
 }
@@ -308,11 +326,8 @@ func (r *reader) gap(rec *natlog.Record) {
 	r.answer.Gaps = append(r.answer.Gaps, Span{rec.Since, rec.Time, rec.Note})
 }
 
-// add adds a life that touches the time asked about, once.
+// add adds a life, once.
 func (r *reader) add(life Life) {
-	if cmp.Or(life.Since, life.Log) > r.q.Upto || life.Until != 0 && life.Until < r.q.Since {
-		return
-	}
 	for i := range r.answer.Lives {
 		if had := &r.answer.Lives[i]; had.Translation == life.Translation && sameMoment(had.Since, life.Since) && had.Until == life.Until {
 			return
@@ -478,6 +493,10 @@ func (r *reader) uncovered(covered []Span) {
 	}
 }
 
-// between is how far the end of a file and of the log can be off: ticks are a second apart,
-// names have seconds.
-const between = natlog.Micros(2 * time.Second / time.Microsecond)
+const (
+	// between is how far the end of a file and of the log can be off: ticks are a second apart,
+	// names have seconds.
+	between = natlog.Micros(2 * time.Second / time.Microsecond)
+	// late is how long after it has happened something is recorded, at most: maybe in the next hour.
+	late = natlog.Micros(time.Second / time.Microsecond)
+)

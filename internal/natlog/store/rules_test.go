@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,18 +36,6 @@ func TestKeepRules(t *testing.T) {
 	}
 	if text, err := os.ReadFile(list[1].Path); err != nil || string(text) != "rules: 2\n" {
 		t.Errorf("%q, %v", text, err)
-	}
-	hour := natlog.Micros(time.Hour / time.Microsecond)
-	for _, c := range []struct {
-		since, upto natlog.Micros
-		want        []Rules
-	}{
-		{second - 1, second - 1, list[:1]}, {second, second, list[1:2]}, {second - 1, none, list}, {none + hour, none + 2*hour, list[2:]}, {first - hour, first - 1, nil},
-	} {
-		got, err := RulesDuring(r.dir, c.since, c.upto)
-		if err != nil || len(got) != len(c.want) || len(got) > 0 && !slices.Equal(got, c.want) {
-			t.Errorf("from %d to %d: %v (%v), want %v", c.since, c.upto, got, err, c.want)
-		}
 	}
 	r.must(r.s.Close())
 	var applied []string
@@ -249,5 +236,61 @@ func TestRulesAreKeptAgain(t *testing.T) {
 	r.pass(time.Second)
 	r.must(r.s.Tick())
 	kept("after the folder was removed")
+	r.must(r.s.Close())
+}
+
+// Times of rules are those of the clock of then: where it was set back, a time was twice, and both
+// times what was in force then answers.
+func TestWhoByRuleWhenClockSetBack(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	forward := func(host string) {
+		t.Helper()
+		r.must(r.s.KeepRules(natlog.Engine, natlog.MicrosOf(r.now), strings.Replace(rulesBefore, "10.1.0.5", host, 1)))
+	}
+	pass := func(minutes int) {
+		t.Helper()
+		for range minutes * 60 {
+			r.pass(time.Second)
+			r.must(r.s.Tick())
+		}
+	}
+	begin := r.now
+	forward("10.1.0.1")
+	pass(10)
+	forward("10.1.0.2")
+	pass(10)
+	r.now = r.now.Add(-15 * time.Minute)
+	r.must(r.s.ClockStepped(-15*time.Minute, natlog.MicrosOf(r.now.Add(15*time.Minute-time.Millisecond))))
+	pass(2) // from minute 5 to 7
+	forward("10.1.0.3")
+	pass(1)
+	r.must(r.s.RulesUnknown(natlog.Engine, natlog.MicrosOf(r.now)))
+	pass(1)
+	forward("10.1.0.4")
+	pass(16) // to minute 25
+	for _, c := range []struct {
+		minute float64
+		want   string
+	}{
+		{2, "10.1.0.1"}, {5.5, "10.1.0.1 10.1.0.2"}, {7.5, "10.1.0.1 10.1.0.3"}, {8.5, "10.1.0.1 unknown"}, {9.5, "10.1.0.1 10.1.0.4"},
+		{12, "10.1.0.2 10.1.0.4"}, {19, "10.1.0.2 10.1.0.4"}, {22, "10.1.0.4"},
+	} {
+		at := natlog.MicrosOf(begin.Add(time.Duration(c.minute * float64(time.Minute))))
+		got, err := Who(r.dir, Question{Address: netip.MustParseAddr("198.51.100.1"), Port: 443, Protocol: 6, Since: at, Upto: at})
+		r.must(err)
+		var names []string
+		for _, o := range got.Rules {
+			names = append(names, o.Internal[0].Addr().String())
+		}
+		for _, g := range got.Gaps {
+			if strings.Contains(g.Why, "which rules were in force is not known") {
+				names = append(names, "unknown")
+			}
+		}
+		if have := strings.Join(names, " "); have != c.want {
+			t.Errorf("minute %v: %q, want %q", c.minute, have, c.want)
+		}
+	}
 	r.must(r.s.Close())
 }

@@ -62,8 +62,10 @@ type Options struct {
 	// to stay when it has become a Parquet file. Any goroutine may ask.
 	Needed func(part Position) bool
 
-	now  func() (wall time.Time, running time.Duration) // for tests; nil: the machine's clocks
-	file func(path string) (file, error)                // for tests; nil: the file system's
+	// Now reads the clock, and how long something runs that nobody sets; nil: the machine's.
+	Now func() (wall time.Time, running time.Duration)
+
+	file func(path string) (file, error) // for tests; nil: the file system's
 }
 
 // Left is what was found when a log was opened.
@@ -124,7 +126,10 @@ const FrameRecords = 4096
 const (
 	defaultPart = 1 << 19
 	frameMost   = FrameRecords
-	clockStep   = time.Second
+
+	// ClockStep is what the clock has to be off to have been set: in smaller steps times go on as if
+	// it had not.
+	ClockStep = 20 * time.Millisecond
 )
 
 // Store appends to the log. Its methods are for one goroutine, but for Stats.
@@ -140,11 +145,11 @@ type Store struct {
 	noted    int // of these, without ticks, which Written was told of
 	hour     time.Time
 	lastTick time.Time
-	lastRun  time.Duration // since the store was opened, which no setting of the clock changes
+	base     time.Time     // of the clock, when what nobody sets was 0; as of the hour's begin
 	repeat   natlog.Micros // time of the records that the hour began with, if they only repeat
 
 	gaps      []snapshot.LogGap // the last ones, for the state file
-	rules     *keptRules        // nil: none were given
+	rules     []keptRules       // that KeepRules was called with last, after those that are not kept yet
 	rulesLost bool              // they are not in the folder
 
 	sizes map[string]int64 // of files, by path, at the last tick
@@ -180,9 +185,9 @@ func Open(o Options) (*Store, error) {
 	if o.PartRecords == 0 {
 		o.PartRecords = defaultPart
 	}
-	if o.now == nil {
+	if o.Now == nil {
 		start := time.Now()
-		o.now = func() (time.Time, time.Duration) {
+		o.Now = func() (time.Time, time.Duration) {
 			now := time.Now()
 			return now.Round(0), now.Sub(start)
 		}
@@ -302,7 +307,7 @@ func (s *Store) resumeFrom(left *Left) error {
 }
 
 func (s *Store) wall() time.Time {
-	wall, _ := s.o.now()
+	wall, _ := s.o.Now()
 	return wall
 }
 
@@ -315,7 +320,7 @@ func (s *Store) say(format string, args ...any) {
 // begin ends the running hour and begins one: with gaps that are between them, and with all
 // that is alive at that time; 0 is now.
 func (s *Store) begin(at natlog.Micros, between []natlog.Record) error {
-	now, running := s.o.now()
+	now, running := s.o.Now()
 	s.repeat = 0
 	repeats := s.journal != nil && len(between) == 0
 	if repeats {
@@ -328,7 +333,7 @@ func (s *Store) begin(at natlog.Micros, between []natlog.Record) error {
 	if repeats {
 		s.repeat = at
 	}
-	s.hour, s.lastTick, s.lastRun = at.Time().Truncate(time.Hour), now, running
+	s.hour, s.lastTick, s.base = at.Time().Truncate(time.Hour), now, now.Add(-running)
 	if err := s.create(part{number: s.current.number + 1}); err != nil {
 		return err
 	}
@@ -478,10 +483,9 @@ func (s *Store) Tick() error {
 }
 
 func (s *Store) tick() error {
-	now, running := s.o.now()
-	before := s.lastTick
-	stepped := now.Sub(before) - (running - s.lastRun)
-	s.lastTick, s.lastRun = now, running
+	now, running := s.o.Now()
+	before, stepped := s.lastTick, now.Add(-running).Sub(s.base)
+	s.lastTick = now
 	switch {
 	case !s.failedSince.IsZero():
 		return s.resume(now)
@@ -492,11 +496,11 @@ func (s *Store) tick() error {
 		}
 		s.rulesLost = true
 	}
-	s.keepRulesAgain()
+	_ = s.keepRulesAgain() // it is tried again
 	var err error
 	switch {
-	case stepped >= clockStep || stepped <= -clockStep:
-		err = s.begin(0, []natlog.Record{SteppedRecord(natlog.MicrosOf(before), natlog.MicrosOf(now), stepped)})
+	case stepped >= ClockStep || stepped <= -ClockStep:
+		err = s.stepped(stepped, natlog.MicrosOf(before), natlog.MicrosOf(now))
 	case !now.Truncate(time.Hour).Equal(s.hour):
 		s.retainRules(now)
 		err = s.begin(0, nil)
@@ -514,13 +518,42 @@ func (s *Store) tick() error {
 	return nil
 }
 
-// SteppedRecord says that the clock was set, in a step, between two ticks.
-func SteppedRecord(before, now natlog.Micros, step time.Duration) natlog.Record {
-	note := "the clock was set forward by " + step.Round(time.Millisecond).String()
-	if step < 0 {
-		note = "the clock was set back by " + (-step).Round(time.Millisecond).String()
+// ClockStepped is to be called by who finds that the clock was set, before anything is appended by
+// the new one: an hour begins. Known is the last time, by the old one, at which it was not set yet.
+func (s *Store) ClockStepped(step time.Duration, known natlog.Micros) error {
+	now := s.wall()
+	if !s.failedSince.IsZero() { // the gap goes on to the new time
+		if step < 0 {
+			s.failedSince = s.failedSince.Add(step)
+		}
+		return nil
 	}
-	return natlog.Record{Event: natlog.Gap, Since: before, Time: now, Note: note}
+	err := s.stepped(step, known, natlog.MicrosOf(now))
+	if err != nil {
+		s.fail(err, 0)
+	}
+	return err
+}
+
+func (s *Store) stepped(step time.Duration, known, now natlog.Micros) error {
+	if err := s.write([]natlog.Record{{Event: natlog.Tick, Time: known}}); err != nil { // the hour ends there
+		return err
+	}
+	return s.begin(0, SteppedRecords(step, known, now))
+}
+
+// SteppedRecords say that the clock was set, in a step, after a time that is known by the clock of
+// before, and before now by the clock of after. What happened in between has no certain time.
+func SteppedRecords(step time.Duration, known, now natlog.Micros) []natlog.Record {
+	by := natlog.Micros(step.Microseconds())
+	gap := func(since, until natlog.Micros, note string) natlog.Record {
+		return natlog.Record{Event: natlog.Gap, Since: since, Time: until, Note: note}
+	}
+	if step > 0 {
+		return []natlog.Record{gap(known, now, "the clock was set forward by "+step.Round(time.Millisecond).String())}
+	}
+	note := "the clock was set back by " + (-step).Round(time.Millisecond).String()
+	return []natlog.Record{gap(now-by, known+by, note), gap(known, now-by, note), gap(known+by, now, note)}
 }
 
 // resume tries to write again after a failure.
@@ -550,8 +583,8 @@ func (s *Store) resume(now time.Time) error {
 	s.say("records are written again; lost: %d", s.failed)
 	s.failedSince, s.failedWhy, s.failed = time.Time{}, nil, 0
 	s.count(func(stats *Stats) { stats.Failing = "" })
-	s.rulesLost = true // what was kept last is not kept again
-	s.keepRulesAgain()
+	s.rulesLost = true     // what was kept last is not kept again
+	_ = s.keepRulesAgain() // it is tried again
 	return nil
 }
 

@@ -40,7 +40,7 @@ func newRig(t *testing.T) *rig {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
 		return unsynced{f}, err
 	}
-	r.o.now = func() (time.Time, time.Duration) { return r.now, r.running }
+	r.o.Now = func() (time.Time, time.Duration) { return r.now, r.running }
 	r.o.Alive = func(yield func(natlog.Record) bool) {
 		for tr, since := range r.alive {
 			if !yield(natlog.Record{Translation: tr, Since: since}) {
@@ -358,6 +358,51 @@ func TestClockSetBack(t *testing.T) {
 	got := r.who("198.51.100.1:5000", at)
 	if len(got.Lives) != 2 || len(got.Twice) != 1 || !strings.Contains(got.Twice[0].Why, "set back by 10m") {
 		t.Errorf("%+v", got)
+	}
+	r.must(r.s.Close())
+}
+
+// What is alive when the clock is set back is found by both clocks, and what happened around that time
+// is a gap. In small steps nothing gets out of order.
+func TestAliveWhenClockSetBack(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	a, b := mapping("10.0.0.1:1000", "198.51.100.1:5000"), mapping("10.0.0.2:2000", "198.51.100.1:5000")
+	r.pass(10 * time.Minute)
+	r.create(a)
+	first := r.now.Add(30 * time.Second)
+	r.pass(time.Minute)
+	old := r.now
+	r.now = r.now.Add(-5 * time.Minute)
+	r.must(r.s.ClockStepped(-5*time.Minute, natlog.MicrosOf(old.Add(-50*time.Millisecond))))
+	r.pass(time.Minute)
+	second := r.now
+	r.pass(time.Minute)
+	r.end(a)
+	r.create(b)
+	r.pass(time.Minute)
+	r.must(r.s.Tick())
+	for name, at := range map[string]time.Time{"before": first, "after": second} {
+		if got := r.who("198.51.100.1:5000", at); len(got.Lives) != 1 || got.Lives[0].Translation != a || len(got.Gaps) > 0 {
+			t.Errorf("%s the clock was set: %+v", name, got)
+		}
+	}
+	for name, at := range map[string]time.Time{"old": old.Add(-20 * time.Millisecond), "new": old.Add(-5*time.Minute - 20*time.Millisecond)} {
+		if got := r.who("198.51.100.1:5000", at); len(got.Gaps) == 0 || !strings.Contains(got.Gaps[0].Why, "set back by 5m") {
+			t.Errorf("when it was set, by the %s clock: %+v", name, got)
+		}
+	}
+	if got := r.who("198.51.100.1:5000", second.Add(90*time.Second)); len(got.Lives) != 1 || got.Lives[0].Translation != b {
+		t.Errorf("the next one: %+v", got)
+	}
+	r.now = r.now.Add(-30 * time.Millisecond) // seen by Tick alone
+	ended := r.now.Add(30 * time.Millisecond)
+	r.must(r.s.Tick())
+	r.end(b)
+	r.pass(10 * time.Second)
+	r.must(r.s.Tick())
+	if got := r.who("198.51.100.1:5000", ended.Add(5*time.Second)); len(got.Lives) != 0 || len(got.Gaps) != 0 {
+		t.Errorf("after a small step: %+v", got)
 	}
 	r.must(r.s.Close())
 }

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package collect
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/natlog"
+	"natkit/internal/natlog/store"
+)
+
+// The clock of a log. What happens is timed by CLOCK_MONOTONIC, which nobody sets, and recorded by
+// what the wall clock is ahead of that. So the same moment is always the same time, and within an
+// hour of the store no time comes before what happened earlier. Only setting the clock changes the
+// offset: then the store begins an hour.
+
+func monotonic() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0
+	}
+	return ts.Nano()
+}
+
+// clockOffset is what the clock is ahead of CLOCK_MONOTONIC. The best of some readings, since
+// somebody else may have the processor between the two clocks.
+func clockOffset(wall func() time.Time) (offset int64) {
+	best := int64(-1)
+	for range 8 {
+		before := monotonic()
+		now := wall().UnixNano()
+		after := monotonic()
+		if d := after - before; best < 0 || d < best {
+			best, offset = d, now-before-d/2
+		}
+	}
+	return offset
+}
+
+// startClock reads the clock.
+func (c *collector) startClock() {
+	if c.o.Now == nil {
+		c.o.Now = time.Now
+	} else if c.o.Store.Now == nil {
+		c.o.Store.Now = func() (time.Time, time.Duration) { return c.o.Now().Round(0), time.Duration(monotonic()) }
+	}
+	c.offset, c.checked = clockOffset(c.o.Now), monotonic()
+}
+
+// time is a time of CLOCK_MONOTONIC as the log has it.
+func (c *collector) time(ns int64) natlog.Micros { return natlog.Micros((ns + c.offset) / 1000) }
+
+func (c *collector) now() natlog.Micros { return c.time(monotonic()) }
+
+// checkClock finds that the clock was set. What has happened until then is recorded by the clock of
+// before.
+func (c *collector) checkClock(ctx context.Context) error {
+	now, running := clockOffset(c.o.Now), monotonic()
+	if !stepped(now - c.offset) {
+		c.checked = running
+		return nil
+	}
+	if err := c.takeAll(ctx); err != nil {
+		return err
+	}
+	known, before := c.time(c.checked), c.offset
+	c.offset, c.checked = clockOffset(c.o.Now), monotonic()
+	_ = c.store.ClockStepped(time.Duration(c.offset-before), known) // the store reports it, and tries again
+	c.followed += natlog.Micros((c.offset - before) / 1000)
+	return nil
+}
+
+// stepped reports whether a difference of offsets is that of a clock that was set.
+func stepped(ns int64) bool {
+	return ns >= int64(store.ClockStep) || -ns >= int64(store.ClockStep)
+}
