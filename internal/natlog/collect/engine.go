@@ -172,7 +172,9 @@ func (s *engineSource) resume(left *store.Left) (store.Resumed, error) {
 		s.remember(left)
 	}
 	if step := s.c.offset - s.mark.offset; known && stepped(step) {
-		out = store.Resumed{At: left.Now, Gaps: store.SteppedRecords(time.Duration(step), left.End, left.Now)}
+		// Rules of the last second may not have been kept, and their times are not known either.
+		known := left.End - natlog.Micros(tick/time.Microsecond)
+		out = store.Resumed{At: left.Now, Gaps: store.SteppedRecords(time.Duration(step), known, left.Now)}
 		s.passOver()
 	}
 	if !known {
