@@ -26,6 +26,22 @@ enum ipv4_fragment { IPV4_DF = 0x4000, IPV4_MF = 0x2000, IPV4_OFFSET = 0x1fff };
 
 enum ip_protocol { ICMP = 1, TCP = 6, UDP = 17, UDPLITE = 136 };
 
+/* enum nat_class of a protocol. */
+static __always_inline __u8 protocol_class(__u8 protocol)
+{
+	switch (protocol) {
+	case TCP:
+		return NAT_TCP;
+	case UDP:
+	case UDPLITE:
+		return NAT_UDP;
+	case ICMP:
+		return NAT_ICMP;
+	default:
+		return NAT_OTHER;
+	}
+}
+
 struct tcp {
 	__be16 sport, dport;
 	__be32 sequence, acknowledged;

@@ -728,7 +728,7 @@ struct nat_fragment {
 	__u32 seen;
 	__be16 id;     /* what they are identified by then; 0: as they were */
 	__u8 excluded; /* 1: its later fragments are passed to the stack as they came */
-	__u8 zero;
+	__u8 again;    /* 1: noted again since it was queued */
 };
 
 enum nat_event_kind { NAT_EVENT_CREATE = 1, NAT_EVENT_DELETE, NAT_EVENT_REFUSED };

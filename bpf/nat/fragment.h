@@ -106,10 +106,12 @@ GLOBAL int fragment_note(const struct packet *packet, __be32 src, __be32 dst, __
 			value.id = bpf_htons(fragment_identification(src, dst, key.protocol));
 	}
 	error = bpf_map_update_elem(&fragments, &key, &value, BPF_NOEXIST);
-	if (error == E_EXIST)
+	if (error == E_EXIST) {
+		value.again = 1;
 		return bpf_map_update_elem(&fragments, &key, &value, BPF_EXIST)
 			       ? NAT_DROP_FRAGMENTS_FULL
 			       : GO_ON;
+	}
 	if (error)
 		return NAT_DROP_FRAGMENTS_FULL;
 	if (bpf_map_push_elem(&fragment_queue, &key, 0)) {

@@ -56,21 +56,6 @@ static __always_inline int gc_over(struct slice *s, __u32 n, __u64 ns)
 
 /* --- sessions --------------------------------------------------------------------- */
 
-static __always_inline __u8 gc_class(__u8 protocol)
-{
-	switch (protocol) {
-	case TCP:
-		return NAT_TCP;
-	case UDP:
-	case UDPLITE:
-		return NAT_UDP;
-	case ICMP:
-		return NAT_ICMP;
-	default:
-		return NAT_OTHER;
-	}
-}
-
 /* The reservation of the sender of the packets with that key, by its flow's word. */
 static __always_inline void gc_reservation(const struct nat_flow_key *key, __u32 state,
 					   struct reservation *r)
@@ -82,7 +67,7 @@ static __always_inline void gc_reservation(const struct nat_flow_key *key, __u32
 	r->flags = state & (NAT_FLOW_MAPPED | NAT_FLOW_PORT | NAT_FLOW_SOURCE | NAT_FLOW_FILTER);
 	if (state & NAT_FLOW_WHOLE)
 		return;
-	r->internal.class = gc_class(key->protocol);
+	r->internal.class = protocol_class(key->protocol);
 	/* An ICMP identifier is in dport of the replies. */
 	r->internal.port = r->internal.class == NAT_ICMP ? key->sport | key->dport : key->sport;
 }
@@ -250,10 +235,9 @@ static __always_inline enum gc_hold_down gc_mapping(struct nat_slot *slot)
 static long gc_held_down(__u32 n, struct slice *s)
 {
 	__u32 rest = s->config->timeouts[NAT_TIMEOUT_PORT_HOLD_DOWN], class;
-	struct nat_mapping_key internal = {};
 	struct nat_hold_down r = {};
-	struct nat_slot *slot, value;
 	enum gc_hold_down end;
+	struct nat_slot *slot;
 	__u64 id;
 
 	if (gc_over(s, n, GC_SLICE_NS / 2))
@@ -269,28 +253,16 @@ static long gc_held_down(__u32 n, struct slice *s)
 	slot = slot_at(id);
 	if (!slot)
 		return 0; /* cannot happen: indices are for life */
-	value = slot_read(slot);
-	if (value.used == NAT_SLOT_MAPPING) {
+	if (slot_read(slot).used == NAT_SLOT_MAPPING) {
 		end = gc_mapping(slot);
-		if (end == HOLD_DOWN_AGAIN)
-			port_hold_down(id, s->now);
+		if (end == HOLD_DOWN_AGAIN && port_hold_down(id, s->now)) {
+			__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);
+			mapping_end(slot, id);
+		}
 		if (end != HOLD_DOWN_OVER)
 			return 0;
 	}
-	log_mapping(NAT_LOG_ENDED, r.address, class, bpf_ntohs(r.port));
-	if (value.used == NAT_SLOT_MAPPING) {
-		internal.addr = value.addr;
-		internal.port = value.port;
-		internal.class = class;
-		internal.pool = value.pool;
-		mapping_leave(&internal, id);
-		mapping_count(-1);
-		count_add(NAT_UNMAPPED);
-	}
-	if (class < NAT_PORT_CLASSES)
-		endpoint_give(r.address, class, bpf_ntohs(r.port));
-	else
-		address_give(r.address);
+	mapping_remove(id);
 	s->ended++;
 	return 0;
 }
@@ -322,19 +294,26 @@ static __always_inline void gc_leases(struct slice *s)
 
 /* The oldest datagram, if it is too old; 1 ends. A quarter of the slice is left. Packets
  * don't use an entry older than the time-out; it stays for as long again, so none still
- * does when it is deleted. */
+ * does when it is deleted. One that was noted again goes to the end: others are behind it. */
 static long gc_fragment(__u32 n, struct slice *s)
 {
 	__u32 limit = 2 * s->config->timeouts[NAT_TIMEOUT_FRAGMENT];
 	struct nat_fragment_key key = {};
 	struct nat_fragment *f;
+	int young;
 
 	if (gc_over(s, n, GC_SLICE_NS / 4 * 3) || bpf_map_peek_elem(&fragment_queue, &key))
 		return 1;
 	f = bpf_map_lookup_elem(&fragments, &key);
-	if (f && (__s32)(s->now - f->seen) <= (__s32)limit)
+	young = f && (__s32)(s->now - f->seen) <= (__s32)limit;
+	if (young && !f->again)
 		return 1;
 	bpf_map_pop_elem(&fragment_queue, &key);
+	if (young) {
+		*(volatile __u8 *)&f->again = 0;
+		if (!bpf_map_push_elem(&fragment_queue, &key, 0))
+			return 0;
+	}
 	bpf_map_delete_elem(&fragments, &key);
 	return 0;
 }

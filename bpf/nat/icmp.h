@@ -181,6 +181,7 @@ static __noinline int icmp_rewrite(struct ctx *ctx, const struct inner *inner,
 {
 	struct nat_addr addresses[2] = {flow->dst, flow->src};
 	__be16 ports[2] = {flow->dport, flow->sport};
+	__be16 id = flow->dport | flow->sport; /* of ICMP one is 0 */
 	__u16 l3_delta = rewrite_l3_delta(&inner->key, flow);
 	__u16 l4_delta = rewrite_l4_delta(&inner->key, flow);
 	__u32 l4 = inner->l4, both = l3_delta + l4_delta, zero = 0;
@@ -196,8 +197,7 @@ static __noinline int icmp_rewrite(struct ctx *ctx, const struct inner *inner,
 		      sizeof(addresses)))
 		return NAT_DROP_REWRITE;
 	if (protocol == ICMP) {
-		if (ctx_store(ctx, l4 + __builtin_offsetof(struct icmp, id),
-			      inner->key.sport ? &ports[1] : &ports[0], sizeof(ports[0])))
+		if (ctx_store(ctx, l4 + __builtin_offsetof(struct icmp, id), &id, sizeof(id)))
 			return NAT_DROP_REWRITE;
 		return icmp_inner_checksum(ctx, l4 + __builtin_offsetof(struct icmp, check),
 					   l4_delta, 0, outer);

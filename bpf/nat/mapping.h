@@ -9,9 +9,9 @@
  *
  * Both are counted by reference (refs.h), and live as long as a session holds one.
  *
- * Removal is one CPU's: filter entries by whoever changes 0 to GONE, mappings only
- * by GC, because of the hold-down of their port. What is removed stays where it is found,
- * marked GONE, until it is taken out there, and nobody can insert the same key before: so
+ * Removal is one CPU's: by whoever changes 0 to GONE. Of mappings that is GC, after the hold-down
+ * of their port, but for those that the queue has no room for. What is removed stays where it is
+ * found, marked GONE, until it is taken out there, and nobody can insert the same key before: so
  * that can't meet another one's.
  */
 #ifndef NATKIT_MAPPING_H
@@ -131,8 +131,7 @@ static __always_inline int mapping_count(int one)
 }
 
 /* The port of a mapping, or of a session without one, is in hold-down from now on, if the
- * queue has room, which it has for every mapping. If not, a mapping stays until it is used and left
- * again, and the caller frees a session's port at once. */
+ * queue has room. If not, it is free at once: the caller's to do. */
 static __always_inline int port_hold_down(__u64 id, __u32 now)
 {
 	struct nat_hold_down resting = {.address = slot_id_address(id),
@@ -142,15 +141,72 @@ static __always_inline int port_hold_down(__u64 id, __u32 now)
 	return bpf_map_push_elem(&mapping_queue, &resting, 0);
 }
 
+/* The caller's whole address is free again: port_give for pools without ports. */
+static __always_inline void address_give(__u32 index)
+{
+	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+	struct nat_slot *slot = address ? port_slot(index, address, NAT_OTHER, 0) : NULL;
+	struct nat_slot nobody = {};
+	struct nat_ports *ports;
+	__u32 zero = 0;
+
+	ports = bpf_map_lookup_elem(&free_addresses, &zero);
+	if (!slot || !ports)
+		return;
+	slot_write(slot, nobody);
+	if (!(address->flags & NAT_ADDRESS_DRAINING))
+		bit_give(ports, index);
+}
+
+/* The hold-down of that slot is over: what has it is a session's port, or a mapping that is GONE.
+ */
+static __always_inline void mapping_remove(__u64 id)
+{
+	__u32 class = slot_id_class(id);
+	struct nat_mapping_key internal = {};
+	struct nat_slot *slot = slot_at(id), value;
+
+	if (!slot)
+		return;
+	value = slot_read(slot);
+	log_mapping(NAT_LOG_ENDED, slot_id_address(id), class, id & 0xffff);
+	if (value.used == NAT_SLOT_MAPPING) {
+		internal.addr = value.addr;
+		internal.port = value.port;
+		internal.class = class;
+		internal.pool = value.pool;
+		mapping_leave(&internal, id);
+		mapping_count(-1);
+		count_add(NAT_UNMAPPED);
+	}
+	if (class < NAT_PORT_CLASSES)
+		endpoint_give(slot_id_address(id), class, id & 0xffff);
+	else
+		address_give(slot_id_address(id));
+}
+
+/* A mapping that nobody holds, and for whose hold-down there was no room, goes now, if it is not
+ * in use again: nobody would look at it any more. */
+static __always_inline void mapping_end(struct nat_slot *slot, __u64 id)
+{
+	__u32 old = refs_read(&slot->refs);
+
+	if (!(old & (NAT_REFS_COUNT | NAT_REFS_QUEUED | NAT_REFS_GONE)) &&
+	    __sync_val_compare_and_swap(&slot->refs, old, old | NAT_REFS_GONE) == old)
+		mapping_remove(id);
+}
+
 /*
  * A mapping without sessions goes into the queue once; QUEUED means that it is there.
  * Who uses it during hold-down leaves AGAIN, so that GC, when it gets to the entry, knows that
- * the hold-down started later.
+ * the hold-down started later. True: the queue has no room for it.
  */
-SUBPROGRAM void mapping_put(struct nat_slot *slot, __u64 id, __u32 now)
+SUBPROGRAM int mapping_put(struct nat_slot *slot, __u64 id, __u32 now)
 {
-	if (refs_put(&slot->refs, NAT_REFS_QUEUED) && port_hold_down(id, now))
-		__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);
+	if (!refs_put(&slot->refs, NAT_REFS_QUEUED) || !port_hold_down(id, now))
+		return 0;
+	__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);
+	return 1;
 }
 
 /* Whether two ids are of one slot: an address whose pool has grown has two indices. */
@@ -273,23 +329,6 @@ GLOBAL int mapping_make(struct reservation *r, __u32 now)
 	if (error == E_TOO_BIG)
 		return NAT_DROP_MAPPINGS_FULL;
 	return mapping_find(r, now) == GO_ON ? GO_ON : NAT_DROP_RACE;
-}
-
-/* The caller's whole address is free again: port_give for pools without ports. */
-static __always_inline void address_give(__u32 index)
-{
-	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
-	struct nat_slot *slot = address ? port_slot(index, address, NAT_OTHER, 0) : NULL;
-	struct nat_slot nobody = {};
-	struct nat_ports *ports;
-	__u32 zero = 0;
-
-	ports = bpf_map_lookup_elem(&free_addresses, &zero);
-	if (!slot || !ports)
-		return;
-	slot_write(slot, nobody);
-	if (!(address->flags & NAT_ADDRESS_DRAINING))
-		bit_give(ports, index);
 }
 
 /* For a pool without ports, whose addresses are first and the next: the mapping of the
@@ -493,8 +532,8 @@ GLOBAL int reservation_drop(const struct reservation *r, __be32 remote, __u32 no
 			if (c)
 				filter_put(c);
 		}
-		if (slot)
-			mapping_put(slot, id, now);
+		if (slot && mapping_put(slot, id, now))
+			mapping_end(slot, id);
 	}
 	if (r->flags & NAT_FLOW_PORT)
 		port_leave(r, now);

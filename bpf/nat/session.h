@@ -81,7 +81,8 @@ static __always_inline void session_rule(const struct packet *p, struct new_sess
 
 /* The external endpoint that was addressed belongs to an internal one, whose mapping is
  * referenced. A port of a session alone is not, and only from inside it matters whose it is:
- * session_hairpin. */
+ * session_hairpin. The key's class: the packet's is ICMP where the key is of what an error quotes.
+ */
 static __always_inline int session_to_mapping(const struct packet *p, struct nat_flow *out,
 					      struct new_session *new)
 {
@@ -89,7 +90,7 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 	struct nat_mapping_key *internal = &new->target.internal;
 
 	reason = mapping_by_external(addr_word(p->key.dst), query ? p->key.sport : p->key.dport,
-				     p->class, &new->target);
+				     protocol_class(p->key.protocol), &new->target);
 	if (reason == NAT_PASS_NO_RULE)
 		return GO_ON; /* not one of ours */
 	if (reason != GO_ON)

@@ -21,6 +21,7 @@ enum subscriber_limit {
 	POOL_TRIES = 512,   /* that are looked at while none of those has room */
 	POOL_HINTS = 8,     /* addresses of a pool with blocks, likewise */
 	BLOCK_TRIES = 4,    /* for a block more, while other CPUs are faster */
+	SOURCE_RATE_SLACK_NS = 1000000000,
 };
 
 #define USE_SESSION 1ULL
@@ -169,7 +170,8 @@ static __always_inline const struct nat_limits *source_limits(const struct nat_s
 	return limits ? limits : &c->limits;
 }
 
-/* Takes a token of the bucket: it is full again at rate_ns, each token an interval sooner. */
+/* Takes a token of the bucket: it is full again at rate_ns, each token an interval sooner. If that
+ * is later than of an empty one, and not by another CPU's clock, it is what other limits left. */
 static __always_inline int source_rate(struct nat_source *s, const struct nat_limits *limits)
 {
 	__u64 now_ns, old, begin;
@@ -181,6 +183,8 @@ static __always_inline int source_rate(struct nat_source *s, const struct nat_li
 	for (try = 0; try < REFS_TRIES; try++) {
 		old = *(volatile __u64 *)&s->rate_ns;
 		begin = old > now_ns ? old : now_ns;
+		if (begin - now_ns > limits->burst_ns + limits->interval_ns + SOURCE_RATE_SLACK_NS)
+			begin = now_ns + limits->burst_ns;
 		if (begin - now_ns > limits->burst_ns)
 			return NAT_DROP_RATE_LIMIT;
 		if (__sync_val_compare_and_swap(&s->rate_ns, old, begin + limits->interval_ns) ==

@@ -353,7 +353,7 @@ type abiNatFragment struct {
 	Seen     uint32
 	Id       uint16
 	Excluded uint8
-	Zero     uint8
+	Again    uint8
 }
 
 type abiNatFragmentKey struct {

@@ -455,3 +455,35 @@ func TestFragmentsOfEveryRule(t *testing.T) {
 		})
 	}
 }
+
+// A datagram whose identification is used again and again keeps its entry, and no other one's.
+func TestFragmentsExpireBehindOne(t *testing.T) {
+	g := aGateway(t)
+	deleteAll[[12]byte, [16]byte](t, g.maps["fragments"])
+	for g.maps["fragment_queue"].LookupAndDelete(nil, new([12]byte)) == nil {
+	}
+	g.flags = 0
+	first := func(id uint16) {
+		g.enter(t, g.hook, inside, g.in, g.in.arriving(fragmentOf(insideHost, 5000, id, 0, 64)).Bytes())
+	}
+	for id := range uint16(3) {
+		first(960 + id)
+	}
+	for key, value := range entries[[12]byte, [16]byte](t, g.maps["fragments"]) {
+		binary.NativeEndian.PutUint32(value[8:], now()-ticks(121)) // time-outs are a minute
+		g.put(t, "fragments", &key, &value)
+	}
+	first(960)
+	defer g.startGC(t)()
+	ktest.Wait(t, 20*time.Second, "the others are forgotten", func() bool {
+		return len(entries[[12]byte, [16]byte](t, g.maps["fragments"])) == 1
+	})
+	g.noted(t, insideHost, 960)
+	for key, value := range entries[[12]byte, [16]byte](t, g.maps["fragments"]) {
+		binary.NativeEndian.PutUint32(value[8:], now()-ticks(121))
+		g.put(t, "fragments", &key, &value)
+	}
+	ktest.Wait(t, 20*time.Second, "it is forgotten too", func() bool {
+		return len(entries[[12]byte, [16]byte](t, g.maps["fragments"])) == 0
+	})
+}

@@ -603,3 +603,38 @@ func TestPortsWithoutRest(t *testing.T) {
 		t.Errorf("%d ports are free when all sessions have ended, want %d", n, all)
 	}
 }
+
+// Where no room is left for its hold-down, a mapping ends with its last session: it does not stay
+// for ever.
+func TestMappingsWithoutRest(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	full := func() int {
+		return g.freePorts(t, fullAddress, abiNatClassNAT_UDP) + g.freePorts(t, fullAddress2, abiNatClassNAT_UDP)
+	}
+	all := full()
+	entry := make([]byte, 8)
+	binary.NativeEndian.PutUint32(entry[4:], clock()+1<<29)
+	for g.maps["mapping_queue"].Put(nil, bytes.Clone(entry)) == nil {
+	}
+	g.configure(t, short)
+	for n := range 5 {
+		if reason, _ := g.send(t, inside, "udp", 0, ends(fmt.Sprintf("192.168.%d.9:%d", fullRule, 5000+n), "198.51.100.9:53")); reason != sent {
+			t.Fatal(reason)
+		}
+	}
+	if n := full(); n != all-5 {
+		t.Fatalf("%d ports are free, want %d", n, all-5)
+	}
+	stop := g.startGC(t)
+	defer stop()
+	ktest.Wait(t, time.Minute, "the sessions end", func() bool { return g.flowCount(t) == 0 })
+	for g.maps["mapping_queue"].LookupAndDelete(nil, new([8]byte)) == nil {
+	}
+	time.Sleep(5 * time.Second)
+	stop()
+	if n := full(); n != all {
+		t.Errorf("%d ports are free when all sessions have ended, want %d", n, all)
+	}
+	g.nothing(t)
+}

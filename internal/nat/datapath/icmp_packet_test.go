@@ -348,3 +348,34 @@ func TestMSS(t *testing.T) {
 		}
 	})
 }
+
+// An error about a connection of the gateway's own is the stack's, also if an internal host's query
+// has the connection's port as identifier.
+func TestICMPAboutOwn(t *testing.T) {
+	g := aGateway(t)
+	g.want(t, inside, "ping", 0, ends("192.168.1.2:5000", "198.51.100.9:0"), sent, ends("203.0.113.1:5000", "198.51.100.9:0"))
+	about := pktbuild.IPv4{Src: gatewayOut, Dst: world, TTL: 60, Payload: pktbuild.TCP{Src: 5000, Dst: 443, Flags: pktbuild.ACK, Data: make([]byte, 8)}}
+	frame := g.out.arriving(pktbuild.IPv4{Src: router, Dst: gatewayOut, TTL: 60, Payload: icmpError(3, 4, 1280, about, 0, nil)}).Bytes()
+	if verdict, _, reason := g.enter(t, hooks[1], outer, g.out, frame); verdict != tcNext || reason != abiNatReasonNAT_PASS_LOCAL {
+		t.Errorf("verdict %d, %v", int32(verdict), reason)
+	}
+}
+
+// An error from inside about the reply to a query with identifier 0.
+func TestICMPIdentifierZero(t *testing.T) {
+	g := aGateway(t)
+	_, out := g.send(t, inside, "ping", 0, ends("192.168.2.2:0", "198.51.100.9:0"))
+	if out.sport == 0 {
+		t.Fatalf("the query left with %v", out)
+	}
+	host := ends("192.168.2.2:0", "198.51.100.9:0").src
+	inner := func(to endpoints) pktbuild.IPv4 {
+		return pktbuild.IPv4{Src: world, Dst: to.src, TTL: 1, Payload: pktbuild.Echo(0, to.sport, 1, []byte("data"))}
+	}
+	frame := g.in.arriving(pktbuild.IPv4{Src: host, Dst: world, TTL: 60, Payload: icmpError(3, 13, 0, inner(endpoints{src: host}), 0, nil)}).Bytes()
+	_, got, reason := g.enter(t, hooks[1], inside, g.in, frame)
+	want := g.out.leaving(pktbuild.IPv4{Src: out.src, Dst: world, TTL: 59, Payload: icmpError(3, 13, 0, inner(out), 0, nil)}).Bytes()
+	if reason != sent || !bytes.Equal(got[12:], want[12:]) {
+		t.Errorf("%v\n%s", reason, differ(got[12:], want[12:]))
+	}
+}

@@ -3,9 +3,11 @@
 package datapath
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -236,5 +238,26 @@ func TestReasons(t *testing.T) {
 		if !known[reason] {
 			t.Errorf("nothing produces %s", rulefile.Reason(reason))
 		}
+	}
+}
+
+// A subscriber that has spent its share under one limit begins with the next one's.
+func TestRateAfterChange(t *testing.T) {
+	g := aGateway(t)
+	open := func(port int) abiNatReason {
+		reason, _ := g.send(t, inside, "udp", 0, ends(fmt.Sprintf("192.168.%d.9:%d", fullRule, port), "198.51.100.9:53"))
+		return reason
+	}
+	g.configure(t, func(c *abiNatConfig) { c.Limits.IntervalNs, c.Limits.BurstNs = 1e12, 1e12 }) // 2, then one in a quarter of an hour
+	for n, want := range []abiNatReason{sent, sent, abiNatReasonNAT_DROP_RATE_LIMIT} {
+		if got := open(5000 + n); got != want {
+			t.Fatalf("session %d: %v, want %v", n, got, want)
+		}
+	}
+	g.configure(t, func(c *abiNatConfig) { c.Limits.IntervalNs, c.Limits.BurstNs = 1e6, 0 }) // 1000 in a second
+	open(6000)
+	time.Sleep(10 * time.Millisecond)
+	if got := open(6001); got != sent {
+		t.Errorf("under a limit of 1000 in a second, 10 ms later: %v", got)
 	}
 }
