@@ -110,6 +110,15 @@ func (c *Conn) RxChecksum(name string) (bool, error) {
 	return v.data != 0, err
 }
 
+// StripsVLAN says whether the device takes the VLAN tag off what it receives: programs of XDP
+// see such a frame as if it had none.
+func (c *Conn) StripsVLAN(name string) (bool, error) {
+	const rxVLAN = 1 << 8 // ETH_FLAG_RXVLAN
+	v := value{cmd: unix.ETHTOOL_GFLAGS}
+	err := c.Request(name, unsafe.Pointer(&v))
+	return v.data&rxVLAN != 0, err
+}
+
 // SetRxChecksum switches that.
 func (c *Conn) SetRxChecksum(name string, on bool) error {
 	v := value{cmd: unix.ETHTOOL_SRXCSUM}

@@ -731,6 +731,59 @@ func TestTrunk(t *testing.T) {
 	}
 }
 
+// XDP does not see the tags that a device has taken off: where a VLAN is on it, the engine is at tc
+// until it leaves them.
+func TestVLANKeepsTC(t *testing.T) {
+	b := newTestbed(t)
+	b.in(b.gateway, func() error {
+		l, err := netlink.LinkByName("in")
+		if err != nil {
+			return err
+		}
+		under := l.Attrs().Index
+		other := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "other", ParentIndex: under + 1}}
+		vlan := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "in.7", ParentIndex: under}}
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pair", ParentIndex: under}}
+		if found := vlanOn(l, []netlink.Link{l, other, veth}); found != "" {
+			t.Errorf("%s is on it", found)
+		}
+		if found := vlanOn(l, []netlink.Link{l, other, veth, vlan}); found != "in.7" {
+			t.Errorf("%q is on it", found)
+		}
+		if p := place(l, AttachXDP); !p.XDP {
+			t.Errorf("without a VLAN: %s", p.Reason)
+		}
+		if !stripsVLAN("in") {
+			t.Error("a veth leaves tags, though nobody has switched that off")
+		}
+		made := makeVLAN(&deviceEnd{name: "in.7", under: "in", id: 7})
+		if made == nil {
+			if p := place(l, AttachXDP); p.XDP || !strings.HasPrefix(p.Reason, "tc: in.7 is on it") {
+				t.Errorf("with a VLAN: %s", p.Reason)
+			}
+		}
+		c, err := ethtool.Open()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		flags := struct{ command, data uint32 }{command: unix.ETHTOOL_SFLAGS}
+		if err := c.Request("in", unsafe.Pointer(&flags)); err != nil {
+			return err
+		}
+		if stripsVLAN("in") {
+			t.Error("it takes tags off, though that is switched off")
+		}
+		if p := place(l, AttachXDP); !p.XDP {
+			t.Errorf("tags are left: %s", p.Reason)
+		}
+		if errors.Is(made, unix.EOPNOTSUPP) {
+			made = nil // this kernel has no VLANs: only the rest was tested
+		}
+		return made
+	})
+}
+
 // The kernel's own NAT between devices of every kind is accelerated, or refused for what
 // has no Ethernet.
 func TestAccelDevices(t *testing.T) {

@@ -5,7 +5,9 @@ package control
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 
+	"natkit/internal/kernel/ethtool"
 	"natkit/internal/words/choice"
 
 	"github.com/vishvananda/netlink"
@@ -100,7 +102,34 @@ func place(l netlink.Link, attach Attach) Placement {
 	default:
 		p.XDP, p.Reason = true, "XDP: the driver has it natively"
 	}
+	if p.XDP {
+		links, _ := netlink.LinkList()
+		if vlan := vlanOn(l, links); vlan != "" && stripsVLAN(p.Interface) {
+			p.XDP, p.Reason = false, fmt.Sprintf("tc: %s is on it, and the device takes VLAN tags off before XDP; `ethtool -K %s rxvlan off` leaves them", vlan, p.Interface)
+		}
+	}
 	return p
+}
+
+// vlanOn names a VLAN among links that is on the interface. Without its tag XDP would take the
+// VLAN's packet for one of the interface's own, and drop it as spoofed.
+func vlanOn(l netlink.Link, links []netlink.Link) string {
+	for _, above := range links {
+		if above.Type() == "vlan" && above.Attrs().ParentIndex == l.Attrs().Index {
+			return above.Attrs().Name
+		}
+	}
+	return ""
+}
+
+func stripsVLAN(name string) bool {
+	c, err := ethtool.Open()
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	strips, err := c.StripsVLAN(name)
+	return err == nil && strips
 }
 
 // xdpFeatures asks the kernel what a device's driver can do; false below Linux 6.3.
