@@ -183,6 +183,17 @@ static __always_inline long ctx_store(struct ctx *ctx, __u32 offset, const void 
 	return bpf_skb_store_bytes(ctx, offset, from, bytes, BPF_F_RECOMPUTE_CSUM);
 }
 
+/* Makes the kernel forget that a checksum of the IPv4 packet at l3 is partial, which a device would
+ * finish: it does where a frame is shrunk by more than its headers. What is in the packet is lost.
+ */
+static __always_inline long ctx_forget(struct ctx *ctx, __u32 l3)
+{
+	__s32 all = 128, header = 20;
+
+	return bpf_skb_change_tail(ctx, l3 + all, 0)
+		       ?: bpf_skb_adjust_room(ctx, header - all, BPF_ADJ_ROOM_MAC, 0);
+}
+
 /* Cuts the IPv4 packet at l3 to that many bytes and makes room for a header before it. */
 static __always_inline long ctx_reply(struct ctx *ctx, __u32 l3, __u32 quoted, __u32 header)
 {

@@ -145,6 +145,11 @@ static __always_inline long ctx_store(struct ctx *ctx, __u32 offset, const void 
 	return -1;
 }
 
+static __always_inline long ctx_forget(struct ctx *ctx, __u32 l3)
+{
+	return -1;
+}
+
 static __always_inline long ctx_reply(struct ctx *ctx, __u32 l3, __u32 quoted, __u32 header)
 {
 	return -1;

@@ -383,16 +383,33 @@ static __always_inline __be32 icmp_source(struct ctx *ctx, const struct packet *
 	return addr_word(packet->key.dst);
 }
 
+/* Whether the checksum of a packet, which is in the room, may be partial. */
+static __always_inline int icmp_unfinished(const struct packet *packet,
+					   const struct icmp_room *room)
+{
+	__u32 at = packet->l4 - packet->l3;
+	__u16 check;
+
+	if (packet->class != NAT_TCP && packet->class != NAT_UDP)
+		return 0;
+	at += packet->class == NAT_TCP ? __builtin_offsetof(struct tcp, check)
+				       : __builtin_offsetof(struct udp, check);
+	OPAQUE(at);
+	__builtin_memcpy(&check, room->bytes + (at & PACKET_L4_MASK), sizeof(check));
+	return rewrite_partial(packet, check);
+}
+
 /* Turns the packet into the error about it, and sends that back the way it came. GO_ON:
  * packet->action does; else the packet is only dropped. */
 GLOBAL int icmp_send(struct ctx *ctx, struct packet *packet, __u32 error)
 {
-	__u32 quoted, header = sizeof(struct ipv4) + sizeof(struct icmp);
+	__u32 zero = 0, quoted, header = sizeof(struct ipv4) + sizeof(struct icmp);
+	struct icmp_room *room = bpf_map_lookup_elem(&icmp_rooms, &zero);
 	struct icmp icmp = {.type = error >> 8, .code = error};
 	struct ipv4 ip = {.version = 0x45, .ttl = 64, .protocol = ICMP};
-	int sum;
+	int sum, unfinished;
 
-	if (!packet)
+	if (!packet || !room)
 		return NAT_DROP_BYPASS;
 	if (!icmp_allowed(packet, 1))
 		return NAT_DROP_REWRITE;
@@ -415,9 +432,19 @@ GLOBAL int icmp_send(struct ctx *ctx, struct packet *packet, __u32 error)
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&icmp, sizeof(icmp), sum);
 	sum = (sum & 0xffff) + ((__u32)sum >> 16);
 	icmp.check = checksum_add(0xffff, sum);
+	unfinished = icmp_unfinished(packet, room);
+	if (unfinished && ctx_forget(ctx, packet->l3))
+		return NAT_DROP_REWRITE;
 	if (ctx_reply(ctx, packet->l3, quoted, header) ||
 	    ctx_store(ctx, packet->l3, &ip, sizeof(ip)) ||
 	    ctx_store(ctx, packet->l3 + sizeof(ip), &icmp, sizeof(icmp)))
+		return NAT_DROP_REWRITE;
+	OPAQUE(quoted);
+	if (quoted < sizeof(ip))
+		return NAT_DROP_REWRITE;
+	OPAQUE(quoted);
+	if (quoted > ICMP_QUOTED ||
+	    (unfinished && ctx_store(ctx, packet->l3 + header, room->bytes, quoted)))
 		return NAT_DROP_REWRITE;
 	packet->action = ctx_return(ctx, packet->l3);
 	count_add(NAT_ICMP_SENT);

@@ -822,3 +822,46 @@ func TestAccelDevices(t *testing.T) {
 		})
 	}
 }
+
+// An error of the engine's about a packet whose checksum is only begun is whole: the device that
+// sends it back would finish that of the packet inside, and make the error's wrong.
+func TestErrorOfUnfinished(t *testing.T) {
+	for _, finishes := range []bool{false, true} {
+		t.Run(fmt.Sprintf("finished by the kernel %v", finishes), func(t *testing.T) {
+			b := newTestbed(t)
+			if finishes {
+				b.in(b.gateway, func() error { return wholeChecksums("in") })
+			}
+			o := b.options()
+			o.Attach = AttachTC
+			b.up(`
+inside: [in]
+outside: [out]
+limits: {sessions: 4096, sources: 256}
+subscribers:
+  by: address
+  classes:
+    default: {sessions: 1}
+rules:
+  - masquerade: 10.0.0.0/8
+`, o)
+			for i, data := range []int{4, 4, 400, 1400} {
+				b.in(b.client, func() error {
+					c, err := net.Dial("udp4", "198.51.100.9:7")
+					if err != nil {
+						return err
+					}
+					defer c.Close()
+					if _, err := c.Write(make([]byte, data)); err != nil || i == 0 {
+						return err
+					}
+					c.SetReadDeadline(time.Now().Add(2 * time.Second))
+					if _, err = c.Read(make([]byte, 10)); !errors.Is(err, unix.EHOSTUNREACH) {
+						t.Errorf("a datagram with %d bytes is refused: %v", data, err)
+					}
+					return nil
+				})
+			}
+		})
+	}
+}
