@@ -495,15 +495,7 @@ func TestReboot(t *testing.T) {
 	f := newFiles(t, before)
 	f.apply(ApplyOptions{}, synSentChange(f))
 	f.apply(ApplyOptions{Persist: true}, timeWait+"=30")
-	boot, err := bootID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(f.journal())
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, f.journal(), strings.ReplaceAll(string(text), boot, "another-boot"))
+	f.reboot()
 	f.set(synSent, "120") // the kernel's default again; the file has set the other
 	write(t, f.sysctlFile(), persistHeader+timeWait+" = 30\n")
 	if got := f.states(); got != "rebooted, applied" {
@@ -514,6 +506,38 @@ func TestReboot(t *testing.T) {
 	if _, err := Rollback(context.Background(), Last, RollbackOptions{Place: f.Place}); !errors.Is(err, ErrNothing) {
 		t.Errorf("second rollback: %v", err)
 	}
+}
+
+// A file that --persist wrote for what stood already outlives a reboot as well, and is taken back.
+func TestRebootFileAlone(t *testing.T) {
+	f := newFiles(t, before)
+	f.apply(ApplyOptions{}, timeWait+"=30")
+	f.apply(ApplyOptions{Persist: true}, timeWait+"=30")
+	f.reboot()
+	if got := f.states(); got != "applied, applied" {
+		t.Errorf("history %q", got)
+	}
+	if got := outcomes(f.rollback(Last, false)); got != "conf restored" {
+		t.Errorf("first rollback: %s", got)
+	}
+	f.reboot()
+	if got := f.states(); got != "rebooted, rolled back" || f.conf() != "-" {
+		t.Errorf("history %q, file %q", got, f.conf())
+	}
+}
+
+// reboot has the applies of before be of an earlier boot.
+func (f *files) reboot() {
+	f.t.Helper()
+	boot, err := bootID()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	text, err := os.ReadFile(f.journal())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	write(f.t, f.journal(), strings.ReplaceAll(string(text), boot, "another-boot"))
 }
 
 func synSentChange(f *files) string {

@@ -192,10 +192,14 @@ func (a *account) add(e entry) error {
 	return nil
 }
 
-// survives says whether something of the record outlived a reboot, by natkit's
-// file in sysctl.d.
+// survives says whether something of the record outlived a reboot: a file that it wrote is as it
+// wrote it, or natkit's files set what it set.
 func (a *account) survives(persistent []Change) bool {
-	return slices.ContainsFunc(a.sets, func(s set) bool {
+	wrote := func(f *fileChange) bool {
+		text, err := readFile(f.Path)
+		return err == nil && text != nil && *text == f.New
+	}
+	return slices.ContainsFunc(a.files, wrote) || slices.ContainsFunc(a.sets, func(s set) bool {
 		return s.Initial && slices.ContainsFunc(persistent, func(c Change) bool {
 			return c.Setting == s.Setting && c.New == s.New
 		})
