@@ -152,6 +152,9 @@ func (p *AccelPlan) gather(o AccelOptions) error {
 		if err != nil {
 			return fmt.Errorf("interface %q: %w", name, err)
 		}
+		if l.Attrs().Name != name {
+			return alternativeName(name, l)
+		}
 		if len(l.Attrs().HardwareAddr) != 6 {
 			return fmt.Errorf("interface %q (%s): acceleration needs Ethernet frames; flows that come in or leave by it go through the stack as before", name, l.Type())
 		}

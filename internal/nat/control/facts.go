@@ -103,6 +103,21 @@ func overlaps(file *rulefile.File) (found []string, err error) {
 	return found, err
 }
 
+// refuseAlternatives refuses interfaces by an alternative name: the kernel finds them by it, but
+// nftables, and what it reports of them, has their own. The calling thread is in the namespace.
+func refuseAlternatives(file *rulefile.File) error {
+	for _, name := range interfacesOf(file) {
+		if l, err := netlink.LinkByName(name); err == nil && l.Attrs().Name != name {
+			return file.AtInterface(name, "%v", alternativeName(name, l))
+		}
+	}
+	return nil
+}
+
+func alternativeName(name string, l netlink.Link) error {
+	return fmt.Errorf("%q is an alternative name of interface %q: use that", name, l.Attrs().Name)
+}
+
 // refusePort refuses an interface whose packets are another's: the engine would meet them
 // before that does, with routes that lead elsewhere, and drop them as spoofed.
 func refusePort(l netlink.Link) error {

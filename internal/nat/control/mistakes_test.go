@@ -460,3 +460,28 @@ rules:
 		t.Errorf("the gateway's own flow was %d and is %d", before, after)
 	}
 }
+
+// The kernel finds an interface by an alternative name too, by which no packet is known.
+func TestAlternativeName(t *testing.T) {
+	b := newTestbed(t)
+	b.in(b.gateway, func() error {
+		l, err := netlink.LinkByName("in")
+		return errors.Join(err, netlink.LinkAddAltName(l, "lan0"))
+	})
+	before := b.state()
+	text := strings.Replace(baseRules, "[in]", "[lan0]", 1)
+	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
+		for _, wait := range []bool{false, true} {
+			_, err := Up(t.Context(), b.parse(text), text, Options{Namespace: b.gateway, Engine: engine, Wait: wait})
+			if err == nil || !strings.HasSuffix(err.Error(), `:2:10: "lan0" is an alternative name of interface "in": use that`) {
+				t.Errorf("engine %s: %v", engine, err)
+			}
+		}
+	}
+	if _, err := PlanAccel(AccelOptions{Namespace: b.gateway, Interfaces: []string{"in", "lan0"}}); err == nil || !strings.Contains(err.Error(), `interface "in"`) {
+		t.Errorf("accel: %v", err)
+	}
+	if after := b.state(); after != before {
+		t.Errorf("after:\n%s\nbefore:\n%s", after, before)
+	}
+}

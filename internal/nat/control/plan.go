@@ -119,6 +119,9 @@ func makePlan(rec *record, file *rulefile.File, text string, o Options, made []C
 		p.Warnings = append(p.Warnings, w.String())
 	}
 	err = o.Namespace.Do(func() error {
+		if err := refuseAlternatives(file); err != nil {
+			return err
+		}
 		found, err := overlaps(file)
 		if err != nil {
 			return err
