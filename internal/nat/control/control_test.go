@@ -512,6 +512,33 @@ func TestApplyNothing(t *testing.T) {
 	}
 }
 
+// What fails after the rules are in use takes nothing back that they need.
+func TestApplyForwardingRefused(t *testing.T) {
+	b := newTestbed(t)
+	b.up(baseRules, b.options())
+	b.in(b.gateway, func() error { return writeSetting(settingForward, "0") })
+	text := baseRules + "  - map: 10.0.0.78 <-> 198.51.100.78\n"
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const readOnly = `mount --bind /proc /proc && mount -o remount,ro,bind /proc && exec "$0" "$@"`
+	out, err := exec.Command("unshare", "-m", "sh", "-c", readOnly, self, "apply", b.name, text).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), settingForward) {
+		t.Fatalf("apply without forwarding: %v, %s", err, out)
+	}
+	rules, err := Rules(b.gateway)
+	var proxies []datapath.ProxyNeighbour
+	b.in(b.gateway, func() (err error) { proxies, err = proxied(); return err })
+	if err != nil || len(rules) != 4 || len(proxies) != 2 {
+		t.Errorf("rules %v, %v; ARP is answered for %v", rules, err, proxies)
+	}
+	if _, err := Apply(t.Context(), b.parse(text), text, b.options()); err != nil {
+		t.Fatal(err)
+	}
+	b.ping(b.client, "198.51.100.9")
+}
+
 // An interface that was recreated is reported, and attached by an apply of the same file.
 func TestInterfaceRecreated(t *testing.T) {
 	b := newTestbed(t)

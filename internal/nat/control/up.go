@@ -183,23 +183,21 @@ func (in *instance) apply(ctx context.Context, rec *record, file *rulefile.File,
 		rec.Next.came()
 	}
 	rec.Rules, rec.Next = *rec.Next, nil
-	return p, errors.Join(takeBack(in.ns, in.j, p.Undone), rec.write(in.inode))
+	_, forwarding := splitForwarding(p.Changes)
+	return p, errors.Join(do(in.ns, in.j, forwarding), takeBack(in.ns, in.j, p.Undone), rec.write(in.inode))
 }
 
 // change puts the plan's rules in place, or nothing but changes of the namespace, which
 // are in the journal.
 func (in *instance) change(ctx context.Context, p *Plan, intent *record, e running) error {
-	others, forwarding := splitForwarding(p.Changes)
+	others, _ := splitForwarding(p.Changes)
 	if err := do(in.ns, in.j, others); err != nil {
 		return err
 	}
 	if err := errors.Join(intent.keepPast(in.inode), intent.write(in.inode)); err != nil {
 		return err
 	}
-	if err := e.replace(ctx, p); err != nil {
-		return err
-	}
-	return do(in.ns, in.j, forwarding)
+	return e.replace(ctx, p)
 }
 
 // Down takes the engine off the namespace and puts back what it changed there. What
