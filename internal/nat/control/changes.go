@@ -30,6 +30,9 @@ type Change struct {
 	Setting string `json:"setting,omitempty"` // "net.ipv4.ip_forward"
 	Old     string `json:"old,omitempty"`
 	New     string `json:"new,omitempty"`
+	// Keep are settings, with spaces between, that the kernel changes when this one is put back,
+	// and that were otherwise before.
+	Keep string `json:"keep,omitempty"`
 
 	Interface string     `json:"interface,omitempty"`
 	Address   netip.Addr `json:"address,omitzero"`
@@ -235,7 +238,7 @@ func (c Change) unmake() (kept string, err error) {
 				return fmt.Sprintf("%s stays %s, or open connections could stall: %v; when they have ended, `sysctl -w %s=%s` puts it back", c.Setting, value, err, c.Setting, c.Old), nil
 			}
 		}
-		return "", writeSetting(c.Setting, c.Old)
+		return "", c.putBack()
 	case changeNeighbour:
 		n, err := c.neighbour()
 		if err != nil {
@@ -256,6 +259,49 @@ func (c Change) unmake() (kept string, err error) {
 		return "", nil
 	}
 	return "", fmt.Errorf("change of unknown kind %q", c.Kind)
+}
+
+// putBack gives a setting its old value, and leaves those of Keep as they are now.
+func (c Change) putBack() error {
+	now := map[string]string{}
+	for name := range strings.FieldsSeq(c.Keep) {
+		if value, err := readSetting(name); err == nil { // otherwise its interface is gone
+			now[name] = value
+		}
+	}
+	err := writeSetting(c.Setting, c.Old)
+	for name, value := range now {
+		if after, gone := readSetting(name); gone == nil && after != value {
+			err = errors.Join(err, writeSetting(name, value))
+		}
+	}
+	return err
+}
+
+// keptFromForwarding are what Change.Keep is of settingForward. The kernel gives its value to the
+// interfaces and to new ones, and switches the acceptance of redirects over (inet_forward_change):
+// an interface that forwards though the namespace does not, or redirects that are refused though
+// nothing is forwarded, would be lost. The calling thread is in the namespace.
+func keptFromForwarding() (string, error) {
+	folders, err := os.ReadDir(settingFile("net.ipv4.conf"))
+	if err != nil {
+		return "", fmt.Errorf("list settings of interfaces: %w", err)
+	}
+	var keep []string
+	for _, f := range folders {
+		name, forwarding := snapshot.SysctlName("net", "ipv4", "conf", f.Name(), "forwarding"), "1"
+		if f.Name() == "all" { // which is settingForward itself
+			name, forwarding = settingRedirects, "0"
+		}
+		value, err := readSetting(name)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return "", err
+		}
+		if value == forwarding {
+			keep = append(keep, name)
+		}
+	}
+	return strings.Join(keep, " "), nil
 }
 
 func (c Change) neighbour() (*netlink.Neigh, error) {

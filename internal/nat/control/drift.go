@@ -213,7 +213,7 @@ func (d *drifting) changes() error {
 	}
 	seen := map[Change]bool{}
 	for _, c := range d.made {
-		c.Old, c.Reason = "", ""
+		c.Old, c.Keep, c.Reason = "", "", ""
 		if seen[c] {
 			continue
 		}

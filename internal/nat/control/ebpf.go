@@ -85,6 +85,10 @@ func (p *Plan) compileEBPF(file *rulefile.File, o Options, made []Change) error 
 	if err != nil {
 		return err
 	}
+	reserved := facts.ReservedPorts
+	if facts.ReservedPorts, err = reservedByOthers(reserved, made); err != nil {
+		return err
+	}
 	if p.tables, err = datapath.Compile(file, facts); err != nil {
 		return err
 	}
@@ -113,7 +117,7 @@ func (p *Plan) compileEBPF(file *rulefile.File, o Options, made []Change) error 
 	}
 	p.Upgrade = rec.Whole && rec.Make != datapath.Make()
 	rec.Addresses, rec.Next.Placements = p.tables.Addresses, placements
-	return p.planChanges(file, p.tables.ReservePorts, p.tables.ProxyNeighbours, facts.ReservedPorts, made)
+	return p.planChanges(file, p.tables.ReservePorts, p.tables.ProxyNeighbours, reserved, made)
 }
 
 func sizeOf(file *rulefile.File) datapath.Size {

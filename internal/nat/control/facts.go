@@ -226,6 +226,7 @@ func localPorts() (local [2]uint16, reserved datapath.PortList, err error) {
 
 const (
 	settingForward       = "net.ipv4.ip_forward"
+	settingRedirects     = "net.ipv4.conf.all.accept_redirects"
 	settingLocalPorts    = "net.ipv4.ip_local_port_range"
 	settingReservedPorts = "net.ipv4.ip_local_reserved_ports"
 )

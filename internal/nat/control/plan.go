@@ -195,13 +195,14 @@ func (p *Plan) planChanges(file *rulefile.File, reserve datapath.PortList, proxi
 		}
 	}
 	add(settingForward, "1", "without it the kernel neither forwards packets nor sends ICMP errors to their senders")
-	// Ports that an earlier file of this instance wanted left alone need not be any more.
-	others := reserved
-	if i := slices.IndexFunc(made, func(c Change) bool { return c.Setting == settingReservedPorts }); i >= 0 {
-		before, err := datapath.ParsePortList(made[i].Old)
+	if last := len(p.Changes) - 1; last >= 0 && p.Changes[last].Setting == settingForward {
+		var err error
+		p.Changes[last].Keep, err = keptFromForwarding()
 		errs = append(errs, err)
-		others = before
 	}
+	// Ports that an earlier file of this instance wanted left alone need not be any more.
+	others, err := reservedByOthers(reserved, made)
+	errs = append(errs, err)
 	if want := others.With(reserve...).String(); want != reserved.String() {
 		add(settingReservedPorts, want, "the gateway's own connections leave alone the ports that the rules give away")
 	}
@@ -229,6 +230,23 @@ func (p *Plan) planChanges(file *rulefile.File, reserve datapath.PortList, proxi
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// reservedByOthers are the reserved ports without those that these changes have reserved.
+func reservedByOthers(reserved datapath.PortList, made []Change) (datapath.PortList, error) {
+	var own datapath.PortList
+	for _, c := range made {
+		if c.Setting != settingReservedPorts {
+			continue
+		}
+		before, err1 := datapath.ParsePortList(c.Old)
+		after, err2 := datapath.ParsePortList(c.New)
+		if err := errors.Join(err1, err2); err != nil {
+			return nil, err
+		}
+		own = own.Without(before.Without(after...)...).With(after.Without(before...)...)
+	}
+	return reserved.Without(own...), nil
 }
 
 // redirectSetting is by which an interface sends ICMP redirects; a dot of its name is a slash,

@@ -40,6 +40,12 @@ func ParsePortList(text string) (PortList, error) {
 // With is l and more ports. It leaves l as it is.
 func (l PortList) With(ports ...uint16) PortList { return slices.Concat(l, ports).sorted() }
 
+// Without is l less some ports. It leaves l as it is.
+func (l PortList) Without(ports ...uint16) PortList {
+	less := PortList(ports).With()
+	return slices.DeleteFunc(slices.Clone(l), func(p uint16) bool { _, found := slices.BinarySearch(less, p); return found })
+}
+
 func (l PortList) sorted() PortList {
 	slices.Sort(l)
 	return slices.Compact(l)

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"slices"
+	"testing"
+)
+
+// The kernel changes other settings with forwarding: what was set before up is so after down, and
+// what somebody has set since stays.
+func TestForwardingKept(t *testing.T) {
+	b := newTestbed(t)
+	o := b.options()
+	o.Engine = EngineNFT
+	names := []string{settingForward, "net.ipv4.conf.in.forwarding", "net.ipv4.conf.out.forwarding", "net.ipv4.conf.default.forwarding", settingRedirects}
+	write := func(values ...string) {
+		b.in(b.gateway, func() (err error) {
+			for i, v := range values {
+				err = errors.Join(err, writeSetting(names[i], v))
+			}
+			return err
+		})
+	}
+	read := func() (values []string) {
+		b.in(b.gateway, func() error {
+			for _, name := range names {
+				v, err := readSetting(name)
+				if err != nil {
+					return err
+				}
+				values = append(values, v)
+			}
+			return nil
+		})
+		return values
+	}
+	for _, before := range [][]string{{"0", "1", "0", "1", "0"}, {"0", "0", "0", "0", "1"}} {
+		write(before...)
+		b.up(baseRules, o)
+		if up := read(); up[0] != "1" || up[2] != "1" {
+			t.Fatalf("up: %q of %q", up, names)
+		}
+		if kept, err := Down(b.gateway); err != nil || kept != nil {
+			t.Fatalf("down: kept %q, %v", kept, err)
+		}
+		if after := read(); !slices.Equal(after, before) {
+			t.Errorf("after down %q of %q, before up %q", after, names, before)
+		}
+	}
+	write("0", "1", "1", "0", "0")
+	b.up(baseRules, o)
+	b.in(b.gateway, func() error { return writeSetting(names[1], "0") })
+	if _, err := Down(b.gateway); err != nil {
+		t.Fatal(err)
+	}
+	if after := read(); !slices.Equal(after, []string{"0", "0", "1", "0", "0"}) {
+		t.Errorf("after down %q of %q, though somebody had set the second to 0 since", after, names)
+	}
+}
+
+// An apply of the same rules leaves the ports reserved that they give away, and those that
+// somebody has reserved since.
+func TestPortsStayReserved(t *testing.T) {
+	b := newTestbed(t)
+	const text = `
+inside: [in]
+outside: [out]
+limits: {sessions: 4096, sources: 256}
+pools:
+  own: {addresses: [198.51.100.1], ports: 40000-40999}
+rules:
+  - snat: 10.0.0.0/24
+    to: own
+`
+	setting := func(value string) (now string) {
+		b.in(b.gateway, func() (err error) {
+			if value != "" {
+				err = writeSetting(settingReservedPorts, value)
+			}
+			if err == nil {
+				now, err = readSetting(settingReservedPorts)
+			}
+			return err
+		})
+		return now
+	}
+	apply := func(text, want string) {
+		t.Helper()
+		if _, err := Apply(t.Context(), b.parse(text), text, b.options()); err != nil {
+			t.Fatal(err)
+		}
+		if now := setting(""); now != want {
+			t.Errorf("reserved %q, want %q", now, want)
+		}
+	}
+	setting("8080")
+	b.up(text, b.options())
+	apply(text, "8080,40000-40999")
+	setting("8080,40000-40999,50000")
+	apply(text, "8080,40000-40999,50000")
+	apply("inside: [in]\noutside: [out]\nlimits: {sessions: 4096, sources: 256}\nrules:\n  - map: 10.0.0.77 <-> 198.51.100.77\n", "8080,50000")
+	apply(text, "8080,40000-40999,50000")
+	if _, err := Down(b.gateway); err != nil {
+		t.Fatal(err)
+	}
+}
