@@ -35,6 +35,7 @@ type Change struct {
 	Keep string `json:"keep,omitempty"`
 
 	Interface string     `json:"interface,omitempty"`
+	Ifindex   int        `json:"ifindex,omitempty"` // of a neighbour's: it may be renamed
 	Address   netip.Addr `json:"address,omitzero"`
 
 	Reason string `json:"reason"`
@@ -227,6 +228,8 @@ func (c Change) unmake() (kept string, err error) {
 	case changeSetting:
 		value, err := readSetting(c.Setting)
 		switch {
+		case errors.Is(err, os.ErrNotExist): // its interface is gone
+			return "", nil
 		case err != nil:
 			return "", err
 		case value == c.Old: // never made
@@ -244,7 +247,7 @@ func (c Change) unmake() (kept string, err error) {
 		if err != nil {
 			return "", nil // the interface is gone, and its neighbours with it
 		}
-		if err := netlink.NeighDel(n); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := netlink.NeighDel(n); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
 			return "", fmt.Errorf("stop answering for %s on %s: %w", c.Address, c.Interface, err)
 		}
 		return "", nil
@@ -305,11 +308,14 @@ func keptFromForwarding() (string, error) {
 }
 
 func (c Change) neighbour() (*netlink.Neigh, error) {
-	l, err := netlink.LinkByName(c.Interface)
-	if err != nil {
-		return nil, fmt.Errorf("interface %q: %w", c.Interface, err)
+	if c.Ifindex == 0 { // as earlier natkits wrote it
+		l, err := netlink.LinkByName(c.Interface)
+		if err != nil {
+			return nil, fmt.Errorf("interface %q: %w", c.Interface, err)
+		}
+		c.Ifindex = l.Attrs().Index
 	}
-	return &netlink.Neigh{LinkIndex: l.Attrs().Index, Flags: netlink.NTF_PROXY, IP: net.IP(c.Address.AsSlice())}, nil
+	return &netlink.Neigh{LinkIndex: c.Ifindex, Flags: netlink.NTF_PROXY, IP: net.IP(c.Address.AsSlice())}, nil
 }
 
 func (c Change) route() (*netlink.Route, error) {

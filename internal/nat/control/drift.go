@@ -213,7 +213,7 @@ func (d *drifting) changes() error {
 	}
 	seen := map[Change]bool{}
 	for _, c := range d.made {
-		c.Old, c.Keep, c.Reason = "", "", ""
+		c.Old, c.Keep, c.Ifindex, c.Reason = "", "", 0, ""
 		if seen[c] {
 			continue
 		}

@@ -218,7 +218,12 @@ func (p *Plan) planChanges(file *rulefile.File, reserve datapath.PortList, proxi
 			p.Changes = append(p.Changes, Change{Kind: changeRoute, Interface: "lo", Address: n.Addr, Reason: "the kernel answers ARP only for what it would not find on " + n.Link + " itself"})
 		}
 		if !slices.Contains(have, n) {
-			p.Changes = append(p.Changes, Change{Kind: changeNeighbour, Interface: n.Link, Address: n.Addr, Reason: "nobody else has the address on that network"})
+			l, err := netlink.LinkByName(n.Link)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("interface %q: %w", n.Link, err))
+				continue
+			}
+			p.Changes = append(p.Changes, Change{Kind: changeNeighbour, Interface: n.Link, Ifindex: l.Attrs().Index, Address: n.Addr, Reason: "nobody else has the address on that network"})
 		}
 	}
 	for _, c := range made {

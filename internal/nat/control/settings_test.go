@@ -5,7 +5,10 @@ package control
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 )
 
 // The kernel changes other settings with forwarding: what was set before up is so after down, and
@@ -104,5 +107,44 @@ rules:
 	apply(text, "8080,40000-40999,50000")
 	if _, err := Down(b.gateway); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Whatever has become of its interface, what was changed is put back as far as it is there.
+func TestDownWithoutInterface(t *testing.T) {
+	const onearmed = "inside: [in]\noutside: [in]\nlimits: {sessions: 4096, sources: 256}\nrules:\n  - masquerade: 10.0.0.0/24\n"
+	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
+		t.Run(string(engine), func(t *testing.T) {
+			b := newTestbed(t)
+			o := b.options()
+			o.Engine = engine
+			before := b.state()
+			b.up(baseRules, o)
+			b.in(b.gateway, func() error {
+				l, err := netlink.LinkByName("out")
+				if err != nil {
+					return err
+				}
+				// Linux 6.1 and older rename no interface that is up, and this forgets the neighbours.
+				if err = netlink.LinkSetName(l, "wan"); err != nil {
+					err = errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, "wan"))
+				}
+				return err
+			})
+			if kept, err := Down(b.gateway); err != nil || kept != nil {
+				t.Fatalf("down: kept %q, %v", kept, err)
+			}
+			if after := strings.ReplaceAll(b.state(), "wan", "out"); after != before {
+				t.Errorf("after down:\n%s\nbefore up:\n%s", after, before)
+			}
+			b.up(onearmed, o)
+			b.in(b.gateway, func() error {
+				l, err := netlink.LinkByName("in")
+				return errors.Join(err, netlink.LinkDel(l))
+			})
+			if kept, err := Down(b.gateway); err != nil || kept != nil {
+				t.Fatalf("down: kept %q, %v", kept, err)
+			}
+		})
 	}
 }
