@@ -106,6 +106,14 @@ func (j *Journal) Read(fn func(json.RawMessage) error) error {
 	return Read(j.path, fn)
 }
 
+// Empty takes every entry out: all of it was undone. That needs no room on a full disk.
+func (j *Journal) Empty() error {
+	if err := errors.Join(j.file.Truncate(0), j.file.Sync()); err != nil {
+		return fmt.Errorf("empty journal: %w", err)
+	}
+	return nil
+}
+
 // Remove deletes the journal: everything in it was undone. It closes it too.
 func (j *Journal) Remove() error {
 	err := os.Remove(j.path)

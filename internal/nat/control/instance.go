@@ -229,7 +229,8 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 	if err != nil {
 		return kept, err
 	}
-	return kept, removeRecord(in.inode)
+	// What comes next, here or in a later namespace of that number, must not be put back by it.
+	return kept, errors.Join(in.j.Empty(), removeRecord(in.inode))
 }
 
 // lower takes down what is of the instance, and lets the namespace go.

@@ -148,3 +148,28 @@ func TestDownWithoutInterface(t *testing.T) {
 		})
 	}
 }
+
+// What an up puts back that a killed one had changed is not in the journal any more.
+func TestPutBackOnce(t *testing.T) {
+	b := newTestbed(t)
+	o := b.options()
+	o.Engine = EngineNFT
+	b.up(baseRules, o)
+	path := instancePath(b.gateway.Inode(), ".journal")
+	before, err := standing(path)
+	if err != nil || len(before) == 0 {
+		t.Fatalf("changes %v, %v", before, err)
+	}
+	rec, err := readRecord(b.gateway.Inode())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec.Whole = false // as a killed down leaves it
+	if err := rec.write(b.gateway.Inode()); err != nil {
+		t.Fatal(err)
+	}
+	b.up(baseRules, o)
+	if after, err := standing(path); err != nil || !slices.Equal(after, before) {
+		t.Errorf("changes %v, %v, want %v", after, err, before)
+	}
+}
