@@ -113,7 +113,7 @@ func NATStatusText(w io.Writer, s *control.Status) error {
 	if v := s.Serve; v != nil {
 		fmt.Fprintf(&b, "natkit serve (process %d, since %s) keeps it in line with %s\n", v.Process, v.Since.Format(time.DateTime), v.File)
 	} else {
-		b.WriteString("no natkit serve runs: packets do not need it; changes of the file and of the machine take effect with natkit apply\n")
+		b.WriteString("no natkit serve runs: packets do not need it; changes of the file, and of interfaces and masquerade addresses, take effect with natkit apply\n")
 	}
 	t := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	for _, l := range s.Interfaces {
