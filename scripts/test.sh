@@ -16,6 +16,9 @@
 # end (a panic, a time-out), a data race, and a test that was run again in an earlier run,
 # of those that have the same file NATKIT_TEST_AGAIN.
 #
+# What is built has the flags of make build, so that nothing is compiled twice; the program that
+# tests run is built once for all packages (NATKIT_TEST_PROGRAM).
+#
 # As root it fails too when the tests leave something behind in natkit's folders.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,9 +32,16 @@ again=${NATKIT_TEST_AGAIN:-$work/again-before}
 [ -e "$again" ] || : >"$again"
 folders=${NATKIT_TEST_FOLDERS:-/var/lib/natkit /run/natkit /run/netns /sys/fs/bpf}
 
+GOFLAGS="$(go env GOFLAGS) -trimpath"
+export GOFLAGS CGO_ENABLED=${CGO_ENABLED:-0}
+if [ -d cmd/natkit ] && CGO_ENABLED=0 go build -ldflags '-s -w' -o "$work/natkit" ./cmd/natkit; then
+    export NATKIT_TEST_PROGRAM=$work/natkit
+fi
+
 # As root the tests work with the kernel: nothing is cached. Two packages run side by side,
-# and those whose tests measure, or look at the whole machine, by themselves.
-args=(-timeout 25m)
+# and those whose tests measure, or look at the whole machine, by themselves. To link with what
+# debuggers read takes longer than most packages take.
+args=(-timeout 25m -ldflags '-s -w')
 alone='/(cmd/natkit|internal/(bench|diagnose/probe|kernel/observe|lab))$'
 longest='/internal/(scenario|nat/control|nat/datapath|testutil/archtest)$'
 root=

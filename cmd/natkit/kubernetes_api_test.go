@@ -162,7 +162,6 @@ func TestKubernetesAPI(t *testing.T) {
 // gateway of a lab.
 func faultInPod(t *testing.T, api *cluster, uid string) {
 	natkit := ktest.Natkit(t)
-	t.Cleanup(ktest.CleanNatkit)
 	start := func(name string, args ...string) *exec.Cmd {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), name, args...)

@@ -146,7 +146,6 @@ func TestKubernetesCapabilities(t *testing.T) {
 	ktest.Tool(t, "unshare")
 	ktest.Lacking(t, func(t *testing.T) {
 		natkit := ktest.Natkit(t)
-		t.Cleanup(ktest.CleanNatkit)
 		// A pod: a process of another user, in a namespace that has no name.
 		pod := exec.CommandContext(t.Context(), "unshare", "-n", "sh", "-c", "ip link add v0 type veth peer name v1 && ip link set v0 up && echo ready && exec setpriv --reuid 65534 --regid 65534 --clear-groups cat")
 		// A listener here that it has: whose it is can only be read with more rights than its user's.

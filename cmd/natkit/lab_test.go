@@ -23,17 +23,12 @@ import (
 	"natkit/internal/ui/report"
 )
 
-// program builds the program once for the test and returns how to run it, with a
-// run directory of its own.
+// program returns how to run the program, with a run directory of its own.
 func program(t *testing.T) func(args ...string) *exec.Cmd {
 	t.Helper()
 	ktest.Root(t)
-	dir := t.TempDir()
-	path := filepath.Join(dir, "natkit")
-	if out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	run := filepath.Join(dir, "run")
+	path := ktest.Natkit(t)
+	run := filepath.Join(t.TempDir(), "run")
 	t.Setenv("NATKIT_RUN_DIR", run) // also for calls of package lab in this process
 	return func(args ...string) *exec.Cmd { return exec.Command(path, args...) }
 }

@@ -5,11 +5,20 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"natkit/internal/testutil/ktest"
 )
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	ktest.CleanNatkit()
+	os.Exit(code)
+}
 
 func TestRootHint(t *testing.T) {
 	refused := fmt.Errorf("list tables: %w", unix.EPERM)

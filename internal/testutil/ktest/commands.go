@@ -18,10 +18,14 @@ var built struct {
 	err  string
 }
 
-// Natkit returns the path of the program, which it builds once for all tests of the
-// process. CleanNatkit, called by TestMain, removes it.
+// Natkit returns the path of the program: the one that NATKIT_TEST_PROGRAM names, which
+// scripts/test.sh builds once for all packages, or one that is built once for all tests of the
+// process. CleanNatkit, called by TestMain, removes that.
 func Natkit(t testing.TB) string {
 	t.Helper()
+	if path := os.Getenv("NATKIT_TEST_PROGRAM"); path != "" {
+		return path
+	}
 	built.once.Do(func() {
 		dir, err := os.MkdirTemp("", "natkit-program")
 		if err != nil {
@@ -29,7 +33,7 @@ func Natkit(t testing.TB) string {
 			return
 		}
 		built.path = filepath.Join(dir, "natkit")
-		if out, err := exec.Command("go", "build", "-o", built.path, "natkit/cmd/natkit").CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", built.path, "natkit/cmd/natkit").CombinedOutput(); err != nil {
 			built.err = "go build: " + err.Error() + "\n" + string(out)
 		}
 	})

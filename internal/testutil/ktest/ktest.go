@@ -52,27 +52,28 @@ func skip(t testing.TB, reason string) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		if _, err := fmt.Fprintf(f, "%s %s\t%s\n", packageDir(), t.Name(), reason); err != nil {
+		_, dir := packageDir()
+		if _, err := fmt.Fprintf(f, "%s %s\t%s\n", dir, t.Name(), reason); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Skip(reason)
 }
 
-// packageDir is the folder of the package under test, in which go test runs it,
-// as seen from the module's top.
-func packageDir() string {
+// packageDir is the module's top and, as seen from there, the folder of the package under
+// test, in which go test runs it.
+func packageDir() (top, rel string) {
 	dir, err := os.Getwd()
 	if err != nil {
-		return "?"
+		return "", "?"
 	}
 	for top := dir; top != "/"; top = filepath.Dir(top) {
 		if _, err := os.Stat(filepath.Join(top, "go.mod")); err == nil {
 			rel, _ := filepath.Rel(top, dir)
-			return rel
+			return top, rel
 		}
 	}
-	return filepath.Base(dir)
+	return "", filepath.Base(dir)
 }
 
 // Root requires root.

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -25,8 +24,8 @@ type Schemas map[string]*jsonschema.Schema
 // ReadSchemas reads them.
 func ReadSchemas(t testing.TB) Schemas {
 	t.Helper()
-	_, here, _, _ := runtime.Caller(0)
-	paths, err := filepath.Glob(filepath.Join(filepath.Dir(here), "../../../docs/schema/*.json"))
+	top, _ := packageDir()
+	paths, err := filepath.Glob(filepath.Join(top, "docs/schema/*.json"))
 	if err != nil || len(paths) == 0 {
 		t.Fatalf("docs/schema: %d files, %v", len(paths), err)
 	}
