@@ -54,6 +54,12 @@ func newWire(t *testing.T) *wire {
 	t.Helper()
 	ktest.Root(t)
 	ktest.RunDir(t)
+	return makeWire(t)
+}
+
+// makeWire makes one beside which others may run, in the same run directory.
+func makeWire(t *testing.T) *wire {
+	t.Helper()
 	w := &wire{t: t, gateway: ktest.Name(t), random: rand.New(rand.NewPCG(5, 5)), now: time.Now}
 	must := func(err error) {
 		t.Helper()
@@ -308,13 +314,16 @@ func whoRounds(t *testing.T) int {
 // What natkit who finds is what was on the wire: while the log is kept, while it was killed, after
 // another configuration, and after it has stopped and begun again.
 func TestWhoIsWhoWas(t *testing.T) {
+	ktest.Root(t)
+	ktest.RunDir(t)
 	for _, c := range []struct{ blocks, record, then string }{
 		{", blocks: {size: 64, at_most: 3}", "blocks", "sessions"},
 		{"", "sessions", "mappings"},
 		{"", "mappings", "sessions"},
 	} {
 		t.Run(c.record, func(t *testing.T) {
-			w, dir := newWire(t), filepath.Join(t.TempDir(), "log")
+			t.Parallel() // most of the time is waiting
+			w, dir := makeWire(t), filepath.Join(t.TempDir(), "log")
 			command, rounds := "up", whoRounds(t)
 			for range rounds {
 				w.rules(command, fmt.Sprintf(wireRules, c.blocks, c.record))
