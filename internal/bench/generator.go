@@ -413,6 +413,10 @@ func pin(cpu, nice int) (restore func(), err error) {
 	if err := unix.SchedGetaffinity(0, &before); err != nil {
 		return nil, fmt.Errorf("read CPUs of thread: %w", err)
 	}
+	class, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		return nil, fmt.Errorf("read nice value of thread: %w", err)
+	}
 	want.Set(cpu)
 	if err := unix.SchedSetaffinity(0, &want); err != nil {
 		return nil, fmt.Errorf("pin thread to CPU %d: %w", cpu, err)
@@ -423,7 +427,7 @@ func pin(cpu, nice int) (restore func(), err error) {
 		return nil, fmt.Errorf("set nice value of thread: %w", err)
 	}
 	return func() {
-		unix.Setpriority(unix.PRIO_PROCESS, tid, 0)
+		unix.Setpriority(unix.PRIO_PROCESS, tid, int(class.Nice))
 		unix.SchedSetaffinity(0, &before)
 	}, nil
 }
