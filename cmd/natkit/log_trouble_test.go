@@ -59,17 +59,8 @@ const (
 	troubleNetns = "NATKIT_TEST_NETNS"
 )
 
-// TestMain is natkit log with a clock that can be set, when TestWhoInTrouble starts it.
-func TestMain(m *testing.M) {
-	if os.Getenv(troubleClock) == "" {
-		os.Exit(m.Run())
-	}
-	if err := keepTroubleLog(); err != nil {
-		fmt.Println(err)
-		os.Exit(1)
-	}
-}
-
+// keepTroubleLog is natkit log with a clock that can be set: TestMain runs it where TestWhoInTrouble
+// started the program.
 func keepTroubleLog() error {
 	clock, err := openClock(os.Getenv(troubleClock))
 	if err != nil {

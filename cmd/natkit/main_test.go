@@ -15,6 +15,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(troubleClock) != "" {
+		if err := keepTroubleLog(); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		return
+	}
 	code := m.Run()
 	ktest.CleanNatkit()
 	os.Exit(code)
