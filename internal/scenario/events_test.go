@@ -160,6 +160,7 @@ func daemonInterval(t *testing.T) time.Duration {
 // its cure, with a monitor that runs as the DaemonSet has it.
 func TestFaultsBecomeEvents(t *testing.T) {
 	ktest.Root(t)
+	natkitInPath(t)
 	for _, f := range append(Faults(), lostBeyond, announcedDuplicate) {
 		if os.Getenv(allEvents) == "" && !sampledEvents[f.Code] || noEvent[f.Code] != "" {
 			continue
@@ -176,6 +177,22 @@ func TestFaultsBecomeEvents(t *testing.T) {
 			ktest.Lacking(t, func(t *testing.T) { becomesEvent(t, f) })
 		})
 	}
+}
+
+// natkitInPath has the cures that run natkit find the one under test; the processes that play the faults inherit it.
+func natkitInPath(t *testing.T) {
+	t.Helper()
+	const done, path = "NATKIT_TEST_IN_PATH", "PATH"
+	if os.Getenv(done) != "" {
+		return
+	}
+	before := os.Getenv(path) // t.Setenv is not for tests that run side by side
+	if err := errors.Join(os.Setenv(done, "1"), os.Setenv(path, filepath.Dir(ktest.Natkit(t))+":"+before)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = errors.Join(os.Unsetenv(done), os.Setenv(path, before))
+	})
 }
 
 // watchedLab is a fault's lab with traffic that flows, and a monitor beside it.
