@@ -115,7 +115,9 @@ func newTrouble(t *testing.T, record string) *trouble {
 	}
 	w.now = w.clock.now
 	w.settings = []setting{{}}
-	w.random = rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	w.random = rand.New(rand.NewPCG(seed, 0))
 	for i := range 4 {
 		if err := w.client.Do(func() error {
 			conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(10, 0, 0, byte(5+i)), Port: 700})
