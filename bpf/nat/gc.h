@@ -235,9 +235,10 @@ static __always_inline enum gc_hold_down gc_mapping(struct nat_slot *slot)
 static long gc_held_down(__u32 n, struct slice *s)
 {
 	__u32 rest = s->config->timeouts[NAT_TIMEOUT_PORT_HOLD_DOWN], class;
+	struct nat_mapping_key internal = {};
 	struct nat_hold_down r = {};
+	struct nat_slot *slot, value;
 	enum gc_hold_down end;
-	struct nat_slot *slot;
 	__u64 id;
 
 	if (gc_over(s, n, GC_SLICE_NS / 2))
@@ -253,16 +254,24 @@ static long gc_held_down(__u32 n, struct slice *s)
 	slot = slot_at(id);
 	if (!slot)
 		return 0; /* cannot happen: indices are for life */
-	if (slot_read(slot).used == NAT_SLOT_MAPPING) {
-		end = gc_mapping(slot);
-		if (end == HOLD_DOWN_AGAIN && port_hold_down(id, s->now)) {
-			__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);
-			mapping_end(slot, id);
-		}
-		if (end != HOLD_DOWN_OVER)
-			return 0;
+	value = slot_read(slot);
+	if (value.used != NAT_SLOT_MAPPING) {
+		mapping_remove(id, NULL);
+		s->ended++;
+		return 0;
 	}
-	mapping_remove(id);
+	internal.addr = value.addr;
+	internal.port = value.port;
+	internal.class = class;
+	internal.pool = value.pool;
+	end = gc_mapping(slot);
+	if (end == HOLD_DOWN_AGAIN && port_hold_down(id, s->now)) {
+		__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);
+		mapping_end(&internal);
+	}
+	if (end != HOLD_DOWN_OVER)
+		return 0;
+	mapping_remove(id, &internal);
 	s->ended++;
 	return 0;
 }

@@ -158,24 +158,15 @@ static __always_inline void address_give(__u32 index)
 		bit_give(ports, index);
 }
 
-/* The hold-down of that slot is over: what has it is a session's port, or a mapping that is GONE.
- */
-static __always_inline void mapping_remove(__u64 id)
+/* The hold-down of that slot is over: what has it is a session's port, or the mapping of
+ * internal, which is GONE. */
+static __always_inline void mapping_remove(__u64 id, const struct nat_mapping_key *internal)
 {
 	__u32 class = slot_id_class(id);
-	struct nat_mapping_key internal = {};
-	struct nat_slot *slot = slot_at(id), value;
 
-	if (!slot)
-		return;
-	value = slot_read(slot);
 	log_mapping(NAT_LOG_ENDED, slot_id_address(id), class, id & 0xffff);
-	if (value.used == NAT_SLOT_MAPPING) {
-		internal.addr = value.addr;
-		internal.port = value.port;
-		internal.class = class;
-		internal.pool = value.pool;
-		mapping_leave(&internal, id);
+	if (internal) {
+		mapping_leave(internal, id);
 		mapping_count(-1);
 		count_add(NAT_UNMAPPED);
 	}
@@ -183,17 +174,6 @@ static __always_inline void mapping_remove(__u64 id)
 		endpoint_give(slot_id_address(id), class, id & 0xffff);
 	else
 		address_give(slot_id_address(id));
-}
-
-/* A mapping that nobody holds, and for whose hold-down there was no room, goes now, if it is not
- * in use again: nobody would look at it any more. */
-static __always_inline void mapping_end(struct nat_slot *slot, __u64 id)
-{
-	__u32 old = refs_read(&slot->refs);
-
-	if (!(old & (NAT_REFS_COUNT | NAT_REFS_QUEUED | NAT_REFS_GONE)) &&
-	    __sync_val_compare_and_swap(&slot->refs, old, old | NAT_REFS_GONE) == old)
-		mapping_remove(id);
 }
 
 /*
@@ -504,24 +484,51 @@ static __always_inline void port_leave(const struct reservation *r, __u32 now)
 }
 
 /*
+ * The mapping of that endpoint, for whose hold-down there was no room, goes now if nobody holds
+ * it: nobody would look at it any more. A function of its own beside reservation_leave, because
+ * what they call takes all of the stack that is left.
+ */
+GLOBAL int mapping_end(const struct nat_mapping_key *of)
+{
+	struct nat_mapping_key internal;
+	struct nat_slot *slot;
+	__u32 old;
+	__u64 id;
+
+	if (!of)
+		return NAT_DROP_BYPASS;
+	internal = *of;
+	id = mapping_lookup(&internal);
+	slot = id ? slot_at(id) : NULL;
+	if (!slot)
+		return GO_ON;
+	old = refs_read(&slot->refs);
+	if (!(old & (NAT_REFS_COUNT | NAT_REFS_QUEUED | NAT_REFS_GONE)) &&
+	    mapping_is(slot, id, &internal) &&
+	    __sync_val_compare_and_swap(&slot->refs, old, old | NAT_REFS_GONE) == old)
+		mapping_remove(id, &internal);
+	return GO_ON;
+}
+
+/*
  * Releases the reservation r; remote is whom a filter entry was made with. Everything is
  * found by its key again: while there is a reference the element is there and the right one.
+ * True: the mapping is to end at once (mapping_end).
  */
-GLOBAL int reservation_drop(const struct reservation *r, __be32 remote, __u32 now)
+GLOBAL int reservation_leave(const struct reservation *r, __be32 remote, __u32 now)
 {
 	struct nat_filter_key filter;
-	struct nat_mapping_key internal;
 	struct nat_slot *slot = NULL;
 	struct nat_filter_entry *c;
 	struct nat_source *s;
+	int full = 0;
 	__u64 id;
 
 	if (!r)
-		return NAT_DROP_BYPASS;
-	internal = r->internal;
+		return 0;
 	filter = filter_key(r, addr_of(remote));
 	if (r->flags & NAT_FLOW_MAPPED) {
-		id = mapping_lookup(&internal);
+		id = mapping_lookup(&r->internal);
 		if (id) {
 			slot = slot_at(id);
 			filter.address = slot_id_address(id);
@@ -532,19 +539,25 @@ GLOBAL int reservation_drop(const struct reservation *r, __be32 remote, __u32 no
 			if (c)
 				filter_put(c);
 		}
-		if (slot && mapping_put(slot, id, now))
-			mapping_end(slot, id);
+		if (slot)
+			full = mapping_put(slot, id, now);
 	}
 	if (r->flags & NAT_FLOW_PORT)
 		port_leave(r, now);
 	if (r->flags & NAT_FLOW_SOURCE) {
-		struct nat_source_key host = source_key(internal.addr, internal.pool);
+		struct nat_source_key host = source_key(r->internal.addr, r->internal.pool);
 
 		s = bpf_map_lookup_elem(&sources, &host);
 		if (s)
 			source_put(s, USE_SESSION);
 	}
-	return GO_ON;
+	return full;
+}
+
+static __always_inline void reservation_drop(const struct reservation *r, __be32 remote, __u32 now)
+{
+	if (reservation_leave(r, remote, now))
+		mapping_end(&r->internal);
 }
 
 #endif
