@@ -8,7 +8,7 @@ PREFIX  := /usr/local
 # The demo makes network namespaces, which needs root.
 SUDO    := $(shell test "$$(id -u)" = 0 || command -v sudo)
 
-.PHONY: help build demo test race bench lint generate man schema test-carrier test-collectors test-kernels test-kernels-short check-instructions packages test-packages image test-kubernetes test-boot test-night test-arm64 install clean
+.PHONY: help build demo test race bench lint generate man schema test-carrier test-who test-collectors test-kernels test-kernels-short check-instructions packages test-packages image test-kubernetes test-boot test-night test-arm64 install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -46,6 +46,9 @@ schema: ## rewrite docs/schema and the list of kinds in docs/json.md from the ty
 
 test-carrier: ## every session of a million is the same through changes of blocks, classes, limits and addresses: minutes, as root
 	NATKIT_FLOWS=1000000 go test ./internal/bench -run '^TestHitlessChange$$' -v
+
+test-who: ## ask natkit who 10 000 times what was on the wire, around kills, set clocks and replaced rules (ROUNDS=10: longer): minutes, as root
+	NATKIT_ROUNDS=$(or $(ROUNDS),1) go test -count=1 -v -timeout 3h ./cmd/natkit -run '^(TestWhoIsWhoWas|TestWhoInTrouble)$$'
 
 test-collectors: ## read the log with chDB, DuckDB, pandas, goflow2, rsyslog and from a Kafka broker: downloads 1 GB once, then takes 5 minutes
 	@scripts/install-deps.sh collectors

