@@ -486,3 +486,18 @@ func FuzzFlow(f *testing.F) {
 		}
 	})
 }
+
+// Rules that came into force are no NAT event: a collector is sent none of them.
+func TestAppliedHasNoForm(t *testing.T) {
+	for _, form := range []natlog.Form{natlog.IPFIX, natlog.NetFlow9} {
+		f := NewFlow(natlog.Sink{Form: form, Size: 1400})
+		r := natlog.Record{Translation: natlog.Translation{Source: natlog.Engine}, Event: natlog.Applied, Time: 1, Note: "rules/x.yaml"}
+		sent, formless, err := f.Encode([]natlog.Record{r}, time.Unix(0, 0), func(message []byte) error {
+			t.Errorf("%s: % x", form, message)
+			return nil
+		})
+		if sent != 0 || formless != 1 || err != nil {
+			t.Errorf("%s: %d sent, %d without a form: %v", form, sent, formless, err)
+		}
+	}
+}
