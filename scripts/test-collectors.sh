@@ -53,11 +53,11 @@ END
     touch "$broker/complete"
 fi
 # The package would replace the machine's own program for the system's log.
-log=$cache/rsyslog
+log=$cache/rsyslog-tls
 if [ ! -e "$log/complete" ]; then
     echo "unpacking rsyslog"
     mkdir -p "$log/packages"
-    (cd "$log/packages" && apt-get -qq download rsyslog libestr0 libfastjson4 liblognorm5 2>&1)
+    (cd "$log/packages" && apt-get -qq download rsyslog rsyslog-gnutls libestr0 libfastjson4 liblognorm5 2>&1)
     for package in "$log"/packages/*.deb; do dpkg -x "$package" "$log/unpacked"; done
     libraries=$(dirname "$(echo "$log/unpacked/usr/lib/"*/rsyslog)")
     printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s -M %s "$@"\n' "$libraries" "$log/unpacked/usr/sbin/rsyslogd" "$libraries/rsyslog" >"$log/rsyslogd"

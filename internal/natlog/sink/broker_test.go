@@ -42,14 +42,15 @@ func newKafka(t *testing.T) *kafka {
 	k := &kafka{t: t, jars: ktest.Collectors(t), dir: t.TempDir()}
 	controller := freeAddress(t)
 	k.plain, k.secure, k.signed = freeAddress(t), freeAddress(t), freeAddress(t)
-	k.certificate()
+	var keyed string
+	k.ca, keyed = selfSigned(t, k.dir)
 	const module = "required username=natkit password=\"" + kafkaPassword + "\""
 	properties := "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@" + controller +
 		"\nlisteners=PLAINTEXT://" + k.plain + ",SSL://" + k.secure + ",SASL_SSL://" + k.signed + ",CONTROLLER://" + controller +
 		"\nlistener.security.protocol.map=PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT" +
 		"\ncontroller.listener.names=CONTROLLER\ninter.broker.listener.name=PLAINTEXT\nlog.dirs=" + filepath.Join(k.dir, "data") +
 		"\nauto.create.topics.enable=false\noffsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\ngroup.initial.rebalance.delay.ms=0" +
-		"\nssl.keystore.type=PEM\nssl.keystore.location=" + filepath.Join(k.dir, "broker.pem") +
+		"\nssl.keystore.type=PEM\nssl.keystore.location=" + keyed +
 		"\nsasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512" +
 		"\nlistener.name.sasl_ssl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required user_natkit=\"" + kafkaPassword + "\";" +
 		"\nlistener.name.sasl_ssl.scram-sha-256.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule " + module + ";" +
@@ -64,33 +65,32 @@ func newKafka(t *testing.T) *kafka {
 	return k
 }
 
-// certificate makes one for 127.0.0.1, which is its own authority.
-func (k *kafka) certificate() {
-	k.t.Helper()
+// selfSigned makes a certificate for 127.0.0.1, which is its own authority: files of it, and of its key
+// with it.
+func selfSigned(t *testing.T, dir string) (ca, keyed string) {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		k.t.Fatal(err)
+		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "broker"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "collector"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
-		k.t.Fatal(err)
+		t.Fatal(err)
 	}
 	private, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
-		k.t.Fatal(err)
+		t.Fatal(err)
 	}
 	public := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})
-	k.ca = filepath.Join(k.dir, "ca.pem")
-	for path, text := range map[string][]byte{
-		k.ca:                               public,
-		filepath.Join(k.dir, "broker.pem"): append(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), public...),
-	} {
+	ca, keyed = filepath.Join(dir, "ca.pem"), filepath.Join(dir, "keyed.pem")
+	for path, text := range map[string][]byte{ca: public, keyed: append(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), public...)} {
 		if err := os.WriteFile(path, text, 0o600); err != nil {
-			k.t.Fatal(err)
+			t.Fatal(err)
 		}
 	}
+	return ca, keyed
 }
 
 func freeAddress(t *testing.T) string {

@@ -98,7 +98,7 @@ func (b *brokers) send(ctx context.Context, records []natlog.Record) (int, error
 	return len(list), nil
 }
 
-func (b *brokers) confirmed() (time.Duration, bool, error) { return 0, true, nil }
+func (b *brokers) confirmed() (time.Duration, int, error) { return 0, allSends, nil }
 
 func (b *brokers) close() { b.client.Close() }
 

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -52,20 +53,42 @@ func dial(s natlog.Sink, node string) (output, error) {
 		}
 		return &datagrams{conn: conn, encode: newEncoder(s, node, false), rate: s.Rate}, nil
 	}
-	conn, err := dialStream(s)
+	conn, below, err := dialStream(s)
 	if err != nil {
 		return nil, plainly(err)
 	}
-	out := &stream{conn: conn, encode: newEncoder(s, node, true)}
-	out.raw, _ = conn.(syscall.Conn)
-	if t, ok := conn.(*tls.Conn); ok {
-		out.raw, _ = t.NetConn().(syscall.Conn)
-	}
+	out := &stream{conn: conn, below: below, encode: newEncoder(s, node, true)}
 	go out.listen()
 	return out, nil
 }
 
-func dialStream(s natlog.Sink) (net.Conn, error) {
+// counted is a TCP connection that counts what was written to it.
+type counted struct {
+	*net.TCPConn
+	written atomic.Int64
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	n, err := c.TCPConn.Write(b)
+	c.written.Add(int64(n))
+	return n, err
+}
+
+// acknowledged is how much of that the other end's system has.
+func (c *counted) acknowledged() (int64, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	waiting := 0
+	if err := raw.Control(func(fd uintptr) { waiting, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }); err != nil {
+		return 0, err
+	}
+	return c.written.Load() - int64(waiting), err
+}
+
+// dialStream connects; below is the TCP connection, also of TLS.
+func dialStream(s natlog.Sink) (conn net.Conn, below *counted, err error) {
 	dialer := &net.Dialer{Timeout: dialWithin, Control: func(_, _ string, c syscall.RawConn) (err error) {
 		if err2 := c.Control(func(fd uintptr) {
 			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(writeWithin.Milliseconds()))
@@ -74,14 +97,28 @@ func dialStream(s natlog.Sink) (net.Conn, error) {
 		}
 		return err
 	}}
-	if !s.Secure {
-		return dialer.Dial("tcp", s.Addresses[0])
+	var config *tls.Config
+	if s.Secure {
+		if config, err = tlsConfig(s); err != nil {
+			return nil, nil, err
+		}
 	}
-	config, err := tlsConfig(s)
+	tcp, err := dialer.Dial("tcp", s.Addresses[0])
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return tls.DialWithDialer(dialer, "tcp", s.Addresses[0], config)
+	below = &counted{TCPConn: tcp.(*net.TCPConn)} // what "tcp" gives
+	if !s.Secure {
+		return below, below, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), dialWithin)
+	defer cancel()
+	secure := tls.Client(below, config)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		below.Close()
+		return nil, nil, err
+	}
+	return secure, below, nil
 }
 
 // check reads the files that a sink names, so that a mistake shows at the start.
@@ -221,20 +258,20 @@ func (d *datagrams) send(ctx context.Context, records []natlog.Record) (int, err
 }
 
 // confirmed asks whether an earlier datagram was refused.
-func (d *datagrams) confirmed() (time.Duration, bool, error) {
+func (d *datagrams) confirmed() (time.Duration, int, error) {
 	raw, err := d.conn.(syscall.Conn).SyscallConn()
 	if err != nil {
-		return 0, false, plainly(err)
+		return 0, 0, plainly(err)
 	}
 	pending := 0
 	var asked error
 	if err := raw.Control(func(fd uintptr) { pending, asked = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR) }); err != nil {
-		return 0, false, plainly(err)
+		return 0, 0, plainly(err)
 	}
 	if asked == nil && pending != 0 {
 		asked = syscall.Errno(pending)
 	}
-	return udpConfirm, true, asked
+	return udpConfirm, allSends, asked
 }
 
 func (d *datagrams) close() { d.conn.Close() }
@@ -242,9 +279,11 @@ func (d *datagrams) close() { d.conn.Close() }
 // stream is a sink over TCP or TLS.
 type stream struct {
 	conn   net.Conn
-	raw    syscall.Conn
+	below  *counted
 	encode encoder
 	buf    bytes.Buffer
+	ends   []int64 // what was written up to the end of each send that is not acknowledged yet
+	whole  int     // sends that are
 
 	mu     sync.Mutex
 	broken error
@@ -283,25 +322,26 @@ func (s *stream) send(_ context.Context, records []natlog.Record) (int, error) {
 	if err == nil {
 		err = flush()
 	}
+	s.ends = append(s.ends, s.below.written.Load())
 	return n, err
 }
 
-func (s *stream) confirmed() (time.Duration, bool, error) {
+func (s *stream) confirmed() (time.Duration, int, error) {
 	s.mu.Lock()
 	broken := s.broken
 	s.mu.Unlock()
-	if broken != nil || s.raw == nil {
-		return tcpConfirm, broken == nil, broken
+	if broken != nil {
+		return 0, 0, broken
 	}
-	raw, err := s.raw.SyscallConn()
+	acknowledged, err := s.below.acknowledged()
 	if err != nil {
-		return 0, false, plainly(err)
+		return 0, 0, plainly(err)
 	}
-	unacknowledged := 0
-	if err := raw.Control(func(fd uintptr) { unacknowledged, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }); err != nil {
-		return 0, false, plainly(err)
+	for len(s.ends) > 0 && s.ends[0] <= acknowledged {
+		s.ends = s.ends[1:]
+		s.whole++
 	}
-	return tcpConfirm, unacknowledged == 0, plainly(err)
+	return tcpConfirm, s.whole, nil
 }
 
 func (s *stream) close() { s.conn.Close() }
@@ -312,7 +352,9 @@ type lines struct {
 	file   *os.File
 	encode encoder
 	buf    bytes.Buffer
-	looked time.Time
+	sends  int
+	whole  int // sends that are on the disk
+	synced time.Time
 }
 
 func openFile(s natlog.Sink, node string) (*lines, error) {
@@ -326,15 +368,17 @@ func (l *lines) open() error {
 		return fmt.Errorf("open it: %w", err)
 	}
 	if l.file != nil {
+		if err := l.sync(); err != nil {
+			return errors.Join(err, file.Close())
+		}
 		l.file.Close()
 	}
-	l.file, l.looked = file, time.Now()
+	l.file = file
 	return nil
 }
 
 // renamed tells whether the path leads to another file, or none.
 func (l *lines) renamed() bool {
-	l.looked = time.Now()
 	own, err1 := l.file.Stat()
 	there, err2 := os.Stat(l.path)
 	return err1 != nil || err2 != nil || !os.SameFile(own, there)
@@ -359,18 +403,26 @@ func (l *lines) send(_ context.Context, records []natlog.Record) (int, error) {
 		_ = l.file.Truncate(info.Size()) // half a line is none
 		return 0, fmt.Errorf("write it: %w", err)
 	}
+	l.sends++
 	return n, nil
 }
 
-func (l *lines) confirmed() (time.Duration, bool, error) {
-	if time.Since(l.looked) < time.Second {
-		return 0, false, nil
+// confirmed has what was written on the disk, once a second.
+func (l *lines) confirmed() (time.Duration, int, error) {
+	if l.whole < l.sends && time.Since(l.synced) >= time.Second {
+		if err := l.sync(); err != nil {
+			return 0, 0, err
+		}
 	}
-	l.looked = time.Now()
+	return 0, l.whole, nil
+}
+
+func (l *lines) sync() error {
 	if err := l.file.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) {
-		return 0, false, fmt.Errorf("write it: %w", err)
+		return fmt.Errorf("write it: %w", err)
 	}
-	return 0, true, nil
+	l.whole, l.synced = l.sends, time.Now()
+	return nil
 }
 
 func (l *lines) close() { l.file.Close() }

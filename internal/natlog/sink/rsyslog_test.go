@@ -17,17 +17,23 @@ import (
 	"natkit/internal/testutil/ktest"
 )
 
-// rsyslog parses header and structured data of messages over UDP and TCP.
+// rsyslog parses header and structured data of messages over UDP, TCP and TLS.
 func TestRsyslog(t *testing.T) {
 	ktest.Collectors(t)
-	for _, transport := range []string{"udp", "tcp"} {
+	for _, transport := range []string{"udp", "tcp", "tls"} {
 		t.Run(transport, func(t *testing.T) {
 			port, dir := freePort(t), t.TempDir()
+			ca, keyed := selfSigned(t, dir)
+			secure, query := "", ""
+			if transport == "tls" {
+				secure, query = ` StreamDriver.Name="gtls" StreamDriver.Mode="1" StreamDriver.AuthMode="anon"`, "?ca="+ca
+			}
 			out, conf := filepath.Join(dir, "out"), filepath.Join(dir, "conf")
-			if err := os.WriteFile(conf, []byte(`global(workDirectory="`+dir+`" net.enableDNS="off")
+			if err := os.WriteFile(conf, []byte(`global(workDirectory="`+dir+`" net.enableDNS="off" defaultNetstreamDriverCAFile="`+ca+`"
+  defaultNetstreamDriverCertFile="`+keyed+`" defaultNetstreamDriverKeyFile="`+keyed+`")
 module(load="mmpstrucdata")
 module(load="imudp")
-module(load="imtcp")
+module(load="imtcp"`+secure+`)
 input(type="imudp" address="127.0.0.1" port="`+port+`")
 input(type="imtcp" address="127.0.0.1" port="`+port+`")
 template(name="fields" type="string" string="%timereported:::date-rfc3339%\t%hostname%\t%app-name%\t%msgid%\t%syslogseverity-text%\t%syslogfacility-text%\t%$!rfc5424-sd!natkit@32473%\n")
@@ -41,7 +47,7 @@ action(type="omfile" file="`+out+`" template="fields")
 			records[2].Subscriber = `line "7" ]\ x`
 			var lines []string
 			send := func() bool {
-				s, err := natlog.ParseSink("syslog+" + transport + "://127.0.0.1:" + port)
+				s, err := natlog.ParseSink("syslog+" + transport + "://127.0.0.1:" + port + query)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -18,17 +19,22 @@ import (
 type output interface {
 	// send sends records, in order. It gives how many were sent.
 	send(ctx context.Context, records []natlog.Record) (int, error)
-	// confirmed is how long ago something must have been sent to count as received, and whether
-	// all that is so old was. An error is that the connection is broken.
-	confirmed() (after time.Duration, all bool, err error)
+	// confirmed is how long ago something must have been sent to count as received, and how many calls
+	// of send, from the first one on, were received whole, as far as the other end tells. An error is
+	// that the connection is broken.
+	confirmed() (after time.Duration, sends int, err error)
 	// close closes it.
 	close()
 }
 
-// mark is what was sent when.
+// allSends is what confirmed gives where the other end does not tell.
+const allSends = math.MaxInt
+
+// mark is what was sent when, with which call of send.
 type mark struct {
-	end  store.Position
-	when time.Time
+	end   store.Position
+	when  time.Time
+	sends int
 }
 
 // sender sends the log to one sink.
@@ -40,6 +46,7 @@ type sender struct {
 
 	// Those of its goroutine alone.
 	marks   []mark
+	sends   int // on this connection
 	records []natlog.Record
 	backoff time.Duration
 
@@ -183,6 +190,7 @@ func (w *sender) session(ctx context.Context) error {
 		return err
 	}
 	defer out.close()
+	w.sends = 0
 	unblock := context.AfterFunc(ctx, out.close)
 	defer unblock()
 	var at store.Position
@@ -203,12 +211,12 @@ func (w *sender) session(ctx context.Context) error {
 				return err
 			}
 		}
-		all, err := w.confirm(out)
+		some, err := w.confirm(out)
 		if err != nil {
 			return err
 		}
 		// Datagrams are refused a moment after they are sent, so the first confirmed ones tell.
-		if !said && (all || len(w.marks) == 0) {
+		if !said && (some || len(w.marks) == 0) {
 			said = true
 			w.backoff = leastBackoff
 			w.locked(func() {
@@ -319,6 +327,7 @@ func (w *sender) send(ctx context.Context, out output, b store.Batch) error {
 	n, err := 0, error(nil)
 	if len(w.records) > 0 {
 		n, err = out.send(ctx, w.records)
+		w.sends++
 	}
 	missed := uint64(0)
 	w.locked(func() {
@@ -343,7 +352,7 @@ func (w *sender) send(ctx context.Context, out output, b store.Batch) error {
 		w.sinks.o.Say(fmt.Sprintf("sink %s: %s lost: the log has no such hours any more", w.to.URL, plural.Count(int(missed), "record")))
 	}
 	if b.End != (store.Position{}) {
-		w.marks = append(w.marks, mark{b.End, time.Now()})
+		w.marks = append(w.marks, mark{b.End, time.Now(), w.sends})
 	}
 	return nil
 }
@@ -362,21 +371,21 @@ func (w *sender) wants(r *natlog.Record, b *store.Batch, first uint64) bool {
 	return false
 }
 
-// confirm moves the position behind what was received. all: there is nothing else.
-func (w *sender) confirm(out output) (all bool, err error) {
-	after, received, err := out.confirmed()
-	if err != nil || !received {
+// confirm moves the position behind what was received. some: it has moved.
+func (w *sender) confirm(out output) (some bool, err error) {
+	after, sends, err := out.confirmed()
+	if err != nil {
 		return false, err
 	}
 	n := 0
-	for n < len(w.marks) && time.Since(w.marks[n].when) >= after {
+	for n < len(w.marks) && w.marks[n].sends <= sends && time.Since(w.marks[n].when) >= after {
 		n++
 	}
 	if n > 0 {
 		w.locked(func() { w.confirmed = w.marks[n-1].end })
 		w.marks = append(w.marks[:0], w.marks[n:]...)
 	}
-	return n > 0 && len(w.marks) == 0, nil
+	return n > 0, nil
 }
 
 // errClosed is that the other end has closed a connection.

@@ -5,6 +5,7 @@ package sink
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,8 +14,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"natkit/internal/natlog"
 	"natkit/internal/natlog/store"
@@ -284,6 +288,64 @@ func TestSlowSinkAlone(t *testing.T) {
 		t.Errorf("the file has %d lines of %d: %v", strings.Count(string(b), "\n"), g.next, err)
 	}
 	g.close()
+}
+
+// Records that come all the time are confirmed all the time: of a file, whose writes are on the disk a
+// second later, and over a connection on which something is always under way.
+func TestConfirmedUnderLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "nat.json")
+	g := &gateway{t: t, dir: t.TempDir()}
+	g.open("json://" + path)
+	ktest.Wait(t, time.Minute, "some to be confirmed while others come", func() bool {
+		g.append(1)
+		s := g.state("json://" + path)
+		return g.next > 300 && s.Waiting < g.next && s.Connected
+	})
+	g.close()
+}
+
+func TestConfirmedBeforeAcknowledged(t *testing.T) {
+	small := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) }), err)
+	}}
+	deaf, err := small.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer deaf.Close()
+	to, err := natlog.ParseSink("json+tcp://" + deaf.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := dial(to, "gw1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.close()
+	confirmed := func() int {
+		_, sends, err := out.confirmed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sends
+	}
+	if _, err := out.send(t.Context(), []natlog.Record{record(0)}); err != nil {
+		t.Fatal(err)
+	}
+	ktest.Wait(t, time.Minute, "the first record to be acknowledged", func() bool { return confirmed() == 1 })
+	many := make([]natlog.Record, 100) // more than the other end takes
+	for i := range many {
+		many[i] = record(i)
+	}
+	if _, err := out.send(t.Context(), many); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.send(t.Context(), many[:1]); err != nil {
+		t.Fatal(err)
+	}
+	if n := confirmed(); n != 1 {
+		t.Errorf("%d sends are confirmed, want 1", n)
+	}
 }
 
 // A file that is renamed is made again, and no line is in neither.
