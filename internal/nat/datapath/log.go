@@ -422,6 +422,9 @@ func (r *LogReader) What() (record rulefile.LogRecord, destinations bool) {
 	return rulefile.LogDefault, false
 }
 
+// Asked reports whether only AskLog has had it recorded: the rules do not say what.
+func (r *LogReader) Asked() bool { return atomic.LoadUint32(&r.state.Record)&logAsked != 0 }
+
 // Close lets go of the log, which packets go on to fill.
 func (r *LogReader) Close() error {
 	err := r.unmap()

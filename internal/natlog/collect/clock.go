@@ -66,10 +66,19 @@ func (c *collector) checkClock(ctx context.Context) error {
 	if err := c.takeAll(ctx); err != nil {
 		return err
 	}
+	c.followRules() // those of the last second are of the hour that ends
 	known, before := c.time(c.checked), c.offset
 	c.offset, c.checked = clockOffset(c.o.Now), monotonic()
 	_ = c.store.ClockStepped(time.Duration(c.offset-before), known) // the store reports it, and tries again
-	c.followed += natlog.Micros((c.offset - before) / 1000)
+	for _, s := range c.sources {                                   // an hour has begun
+		s.reported(0)
+	}
+	by := natlog.Micros((c.offset - before) / 1000)
+	for _, at := range []*natlog.Micros{&c.followed, &c.ticked, &c.without.engine, &c.without.kernel} {
+		if *at != 0 {
+			*at += by
+		}
+	}
 	return nil
 }
 

@@ -72,6 +72,9 @@ const (
 type source interface {
 	// each gives what is alive, as of the last record that take has made.
 	each(yield func(natlog.Record) bool)
+	// reported is called when all that is alive was recorded as that, in the middle of an hour: no end
+	// may be before it, since rows of a file are in the order of time.
+	reported(at natlog.Micros)
 	// take records what has happened.
 	take(ctx context.Context) error
 	// tick is called once a second, after take. over: it translates no more, and everything of it
@@ -101,7 +104,11 @@ type collector struct {
 	// followed is when the rules were looked at last; 0: not yet.
 	followed natlog.Micros
 	looked   struct{ engine, kernel time.Time }
-	limits   limits
+	// without is when an engine, and the kernel, were known to translate nothing that is not recorded;
+	// 0: they have been recorded since the log began.
+	without struct{ engine, kernel natlog.Micros }
+	ticked  natlog.Micros // the last time
+	limits  limits
 }
 
 // Run writes the log until the context ends.
@@ -219,6 +226,7 @@ func (c *collector) join(s source, gaps []natlog.Record) {
 		r.Event, r.Time = natlog.Alive, now
 		c.record(r)
 	}
+	s.reported(now)
 	c.append()
 }
 
@@ -325,6 +333,7 @@ func (c *collector) tick(ctx context.Context) error {
 	}
 	_ = c.store.Tick() // the store reports it, and tries again
 	c.followRules()
+	c.ticked = c.now()
 	c.o.Ticked(c.store.Stats())
 	return nil
 }
@@ -333,9 +342,9 @@ func (c *collector) remove(s source) error {
 	c.sources = slices.DeleteFunc(c.sources, func(o source) bool { return o == s })
 	if s == source(c.engine) {
 		c.engine = nil
-		c.looked.engine = time.Time{}
+		c.looked.engine, c.without.engine = time.Time{}, c.ticked
 	} else {
-		c.kernel = nil
+		c.kernel, c.without.kernel = nil, c.ticked
 	}
 	c.looked.kernel = time.Time{}
 	return s.close()
@@ -355,6 +364,9 @@ func (c *collector) look(ctx context.Context) error {
 			if err != nil {
 				return errors.Join(err, engine.close())
 			}
+			if engine.log.Asked() && c.without.engine != 0 { // otherwise its ring has everything
+				c.gap(natlog.Engine, c.without.engine, c.now(), "an engine was up that did not record yet")
+			}
 			c.join(engine, resumed.Gaps)
 			if err := engine.catchUp(); err != nil {
 				return err
@@ -370,14 +382,27 @@ func (c *collector) look(ctx context.Context) error {
 	kernel, err := c.listenToKernel(ctx, c.engine != nil)
 	if err != nil {
 		c.o.Say("what the kernel translates is not recorded: " + err.Error())
+		c.kernelMissing("what the kernel translates was not recorded: " + err.Error())
 		return nil
 	}
 	if kernel == nil {
 		return nil
 	}
+	c.kernelMissing("the kernel translated before it was recorded")
 	c.join(kernel, nil)
 	c.o.Say("the kernel translates here: it is recorded from here on")
 	return nil
+}
+
+// kernelMissing records that events of the kernel may be missing until now, if its rules translate.
+func (c *collector) kernelMissing(why string) {
+	since := c.without.kernel
+	if c.without.kernel = c.now(); since == 0 || c.o.KernelNAT == nil {
+		return
+	}
+	if also, err := c.o.KernelNAT(); also || err != nil {
+		c.gap(natlog.Kernel, since, c.without.kernel, why)
+	}
 }
 
 // openEngine opens the engine's log; nil: there is none.
@@ -385,6 +410,7 @@ func (c *collector) openEngine() (*engineSource, error) {
 	c.looked.engine = time.Now()
 	log, err := c.o.openEngine()
 	if errors.Is(err, control.ErrNoLog) {
+		c.without.engine = c.now()
 		return nil, nil
 	}
 	if err != nil {
@@ -401,6 +427,9 @@ func (c *collector) listenToKernel(ctx context.Context, engine bool) (*kernelSou
 			return nil, nil
 		}
 		if also, err := c.o.KernelNAT(); err != nil || !also {
+			if err == nil {
+				c.without.kernel = c.now()
+			}
 			return nil, err
 		}
 	}

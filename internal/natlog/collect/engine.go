@@ -21,6 +21,7 @@ import (
 type engineLog interface {
 	Engine() (string, error)
 	What() (record rulefile.LogRecord, destinations bool)
+	Asked() bool
 	Read([]datapath.LogRecord) ([]datapath.LogRecord, error)
 	Release()
 	Empty() bool
@@ -54,6 +55,7 @@ type engineSource struct {
 	mark    mark                              // of what was recorded last
 	ahead   map[uint32]bool                   // numbers after mark.next that were recorded: CPUs overtake each other
 	holes   time.Time                         // since when there are numbers missing before those
+	floor   natlog.Micros                     // when what was alive was recorded last in the middle of an hour
 	touched map[datapath.LogKey]bool          // what records were about since a look at the maps began; nil: none is under way
 	batch   []datapath.LogRecord
 	what    what
@@ -109,6 +111,8 @@ func newEngineSource(c *collector, log engineLog) (*engineSource, error) {
 
 // use has records name what rules call it.
 func (s *engineSource) use(file *rulefile.File) { s.file, s.pool = file, map[[4]byte]string{} }
+
+func (s *engineSource) reported(at natlog.Micros) { s.floor = at }
 
 func (s *engineSource) close() error { return s.log.CloseAsked() }
 
@@ -370,7 +374,7 @@ func (s *engineSource) apply(r *datapath.LogRecord) {
 			since = s.begin(r.Since)
 		}
 		delete(s.alive, r.LogKey)
-		s.record(r.LogKey, natlog.Ended, at, since, "")
+		s.record(r.LogKey, natlog.Ended, max(at, s.floor), since, "")
 	case datapath.LogExhausted:
 		s.record(r.LogKey, natlog.Exhausted, at, 0, exhausted[r.Reason])
 	case datapath.LogQuota:
@@ -483,6 +487,8 @@ func (s *engineSource) tick(context.Context) (over bool, err error) {
 	switch {
 	case s.log.Lost().First != 0:
 		return false, s.recordLoss()
+	case now.record == rulefile.LogDefault: // it is opened again, and asked to record
+		return true, s.end("the rules have nothing recorded any more")
 	case now != s.what:
 		return false, s.compare()
 	case len(s.ahead) == 0:
@@ -570,6 +576,7 @@ func (s *engineSource) compare() error {
 		s.alive[k] = s.begin(since)
 		s.record(k, natlog.Alive, now, s.alive[k], "")
 	}
+	s.floor = now
 	s.noteMark(now)
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/kernel/conntrack"
 	"natkit/internal/nat/control"
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
@@ -29,6 +30,7 @@ type fakeLog struct {
 	loss     datapath.LogLoss
 	alive    map[datapath.LogKey]uint64
 	what     rulefile.LogRecord
+	asked    bool
 	down     bool
 	subs     []datapath.SubscriberUse
 	releases int
@@ -40,6 +42,7 @@ func newFakeLog() *fakeLog {
 
 func (f *fakeLog) Engine() (string, error)                   { return f.name, nil }
 func (f *fakeLog) What() (rulefile.LogRecord, bool)          { return f.what, false }
+func (f *fakeLog) Asked() bool                               { return f.asked }
 func (f *fakeLog) Empty() bool                               { return f.read == len(f.ring) }
 func (f *fakeLog) Next() uint32                              { return f.next }
 func (f *fakeLog) Lost() datapath.LogLoss                    { return f.loss }
@@ -99,6 +102,15 @@ type noRules struct{}
 
 func (noRules) Changed() (*control.RulesChange, error) { return nil, nil }
 
+// fakeRules is a namespace whose rules a test changes.
+type fakeRules struct{ next *control.RulesChange }
+
+func (f *fakeRules) Changed() (*control.RulesChange, error) {
+	next := f.next
+	f.next = nil
+	return next, nil
+}
+
 // running is a Run over a fake.
 type running struct {
 	t    *testing.T
@@ -110,6 +122,12 @@ type running struct {
 
 // during runs the collector while something happens, which is recorded when it ends.
 func (r *running) during(fn func()) {
+	r.t.Helper()
+	r.with(func(*collector) { fn() })
+}
+
+// with is during for who needs the collector.
+func (r *running) with(fn func(*collector)) {
 	r.t.Helper()
 	c := &collector{o: Options{
 		Store: store.Options{Dir: r.dir, Node: "gw", Say: func(string) {}}, Say: func(s string) { r.said = append(r.said, s) },
@@ -123,7 +141,7 @@ func (r *running) during(fn func()) {
 	if err := c.begin(r.t.Context(), engine, nil); err != nil {
 		r.t.Fatal(err)
 	}
-	fn()
+	fn(c)
 	if err := c.tick(context.Background()); err != nil {
 		r.t.Fatal(err)
 	}
@@ -294,4 +312,158 @@ func BenchmarkEngine(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*1000), "ns/record")
 	b.ReportMetric(float64(use.Utime.Nano()+use.Stime.Nano())/float64(b.N*1000), "cpu-ns/record")
+}
+
+// What was looked up may have ended a moment before that was recorded: its end comes after.
+func TestEngineEndDuringLook(t *testing.T) {
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir()}
+	r.with(func(c *collector) {
+		r.log.alive[key(5000)] = uint64(monotonic()) // its beginning was lost
+		time.Sleep(20 * time.Millisecond)
+		ended := uint64(monotonic())
+		time.Sleep(20 * time.Millisecond)
+		if err := c.engine.compare(); err != nil {
+			t.Fatal(err)
+		}
+		r.log.happens(datapath.LogEnded, key(5000))
+		r.log.ring[len(r.log.ring)-1].Time = ended
+		time.Sleep(50 * time.Millisecond)
+	})
+	if got := r.who(5000, r.timeOf(uint64(monotonic())).Add(-10*time.Millisecond)); len(got.Lives) != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Rules that came into force in the second before the clock was set forward answer for it.
+func TestRulesBeforeClockSet(t *testing.T) {
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
+	var at time.Time
+	r.with(func(c *collector) {
+		rules := &fakeRules{}
+		c.rules = rules
+		apply := func(host string) {
+			text := "inside: eth1\noutside: eth0\nrules:\n  - {dnat: \"udp 198.51.100.1:5000\", to: \"" + host + ":700\"}\n"
+			file, err := rulefile.ParseRecorded("nat.yaml", []byte(text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			now := monotonic()
+			rules.next = &control.RulesChange{File: file, Whole: true, Applied: []control.AppliedRules{{Text: text, Since: r.timeOf(uint64(now)), Running: now}}}
+		}
+		apply("10.0.0.5")
+		c.followRules()
+		time.Sleep(1100 * time.Millisecond) // longer ago than who allows for
+		apply("10.0.0.6")
+		time.Sleep(30 * time.Millisecond)
+		at = r.timeOf(uint64(monotonic()))
+		time.Sleep(30 * time.Millisecond)
+		if err := c.take(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r.off += int64(40 * time.Second)
+		if err := c.take(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	got := r.who(5000, at)
+	if len(got.Gaps) > 0 || !slices.ContainsFunc(got.Rules, func(o store.RuleOwner) bool { return o.Internal[0].Addr().String() == "10.0.0.6" }) {
+		t.Errorf("%+v", got)
+	}
+}
+
+// What an engine has translated before it was recorded is a gap: one that comes up while the log is kept,
+// and does not record by its rules, and one whose rules have nothing recorded any more.
+func TestEngineNotRecordedYet(t *testing.T) {
+	mark := func() time.Time {
+		defer time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond)
+		return time.Now()
+	}
+	for _, asked := range []bool{false, true} {
+		r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
+		var before, between, after time.Time
+		r.with(func(c *collector) {
+			tick := func() {
+				t.Helper()
+				if err := c.tick(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before = mark()
+			tick()
+			between = mark()
+			if r.log.asked = asked; asked {
+				r.log.what = rulefile.LogDefault
+				open := c.o.openEngine
+				c.o.openEngine = func() (engineLog, error) { r.log.what = rulefile.LogMappings; return open() }
+			} else {
+				r.log.down = true
+				open := c.o.openEngine
+				c.o.openEngine = func() (engineLog, error) { r.log = newFakeLog(); return open() }
+			}
+			tick()
+			after = mark()
+			tick()
+		})
+		for at, gap := range map[time.Time]bool{before: false, between: asked, after: false} {
+			if got := r.who(7, at); (len(got.Gaps) > 0) != gap {
+				t.Errorf("asked %v, %v after the beginning: %+v", asked, at.Sub(before), got)
+			}
+		}
+	}
+}
+
+// What the kernel translates before anybody listens to it is a gap, as long as it does.
+func TestKernelNotRecordedYet(t *testing.T) {
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
+	var before, between time.Time
+	r.with(func(c *collector) {
+		translates := false
+		c.o.KernelNAT = func() (bool, error) { return translates, nil }
+		before = time.Now()
+		time.Sleep(5 * time.Millisecond)
+		if kernel, err := c.listenToKernel(t.Context(), true); kernel != nil || err != nil {
+			t.Fatal(kernel, err)
+		}
+		time.Sleep(5 * time.Millisecond)
+		between = time.Now()
+		time.Sleep(5 * time.Millisecond)
+		translates = true
+		c.kernelMissing("nobody listened")
+	})
+	for at, gap := range map[time.Time]bool{before: false, between: true} {
+		if got := r.who(7, at); (len(got.Gaps) > 0) != gap {
+			t.Errorf("%v after the beginning: %+v", at.Sub(before), got)
+		}
+	}
+}
+
+// While events are off nothing of the kernel's NAT is recorded: that is a gap until they are on again.
+func TestEventsOff(t *testing.T) {
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
+	var before, off time.Time
+	pause := func() time.Time { time.Sleep(5 * time.Millisecond); return time.Now() }
+	r.with(func(c *collector) {
+		before = time.Now()
+		pause()
+		s := &kernelSource{c: c, tracker: newTracker(What{}), on: c.now()}
+		off = pause()
+		pause()
+		for range 2 {
+			if err := s.follow(t.Context(), conntrack.EventsOff); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !s.auto || !s.off {
+			t.Errorf("%+v", s)
+		}
+	})
+	for at, gap := range map[time.Time]bool{before: false, off: true} {
+		if got := r.who(7, at); (len(got.Gaps) > 0) != gap {
+			t.Errorf("%v after the beginning: %+v", at.Sub(before), got)
+		}
+	}
+	if len(r.said) != 1 || !strings.Contains(r.said[0], "was set to 0") {
+		t.Errorf("said %q", r.said)
+	}
 }

@@ -20,15 +20,21 @@ type kernelSource struct {
 	stop     context.CancelFunc
 	heard    chan batch
 	tracker  *tracker
-	auto     bool // nf_conntrack_events=2
+	auto     bool // entries end without an event if they began while nobody listened (nf_conntrack_events=2), or events were off
 	looked   time.Time
-	before   int // translations alive from before the start, of which no event may tell the end
+	before   int // translations of which no event may tell the end
+
+	modeAt time.Time     // when the setting of events was read
+	on     natlog.Micros // when it was on, the last time
+	off    bool
 }
 
 const (
 	// looks: how often the table is read where entries from before the start end without an
 	// event (nf_conntrack_events=2).
 	looks = time.Minute
+	// modes: how often the setting is read: somebody may turn events off.
+	modes = 10 * time.Second
 	// waitingBatches: when the writer is behind by these, the kernel's buffer fills.
 	waitingBatches = 256
 )
@@ -77,6 +83,8 @@ func newKernelSource(ctx context.Context, c *collector) (_ *kernelSource, err er
 		return nil, err
 	}
 	s.tracker, s.before, s.looked = found, len(found.alive), time.Now()
+	found.dump = false // what it has from here on is heard
+	s.modeAt, s.on = s.looked, c.now()
 	if s.auto {
 		c.o.Say("net.netfilter.nf_conntrack_events is 2: ends of entries that are older than this start are seen up to a minute late; with 1 they are not")
 	}
@@ -84,6 +92,12 @@ func newKernelSource(ctx context.Context, c *collector) (_ *kernelSource, err er
 }
 
 func (s *kernelSource) each(yield func(natlog.Record) bool) { s.tracker.each(yield) }
+
+func (s *kernelSource) reported(at natlog.Micros) {
+	if s.tracker.reported(at); at == 0 { // by another clock from now on
+		s.on = s.c.now()
+	}
+}
 
 func (s *kernelSource) close() error {
 	s.stop()
@@ -157,10 +171,40 @@ func (s *kernelSource) takeBatch(ctx context.Context, b *batch) error {
 }
 
 func (s *kernelSource) tick(ctx context.Context) (over bool, err error) {
+	if time.Since(s.modeAt) >= modes {
+		s.modeAt = time.Now()
+		var mode conntrack.EventsMode
+		if err := s.c.o.Namespace.Do(func() (err error) { mode, err = conntrack.ReadEventsMode(); return err }); err != nil {
+			return false, err
+		}
+		if err := s.follow(ctx, mode); err != nil {
+			return false, err
+		}
+	}
 	if s.auto && s.before > 0 && time.Since(s.looked) >= looks {
 		return false, s.look(ctx)
 	}
 	return false, nil
+}
+
+// follow records that events are missing while they are off. Of what began then there are none later
+// either, but what is alive when they are on again is read.
+func (s *kernelSource) follow(ctx context.Context, mode conntrack.EventsMode) error {
+	was := s.off
+	s.off = mode == conntrack.EventsOff
+	s.auto = s.auto || s.off || mode == conntrack.EventsAuto
+	if was || s.off {
+		s.c.gap(natlog.Kernel, s.on, s.c.now(), "conntrack events were off (net.netfilter.nf_conntrack_events)")
+	}
+	s.on = s.c.now()
+	switch {
+	case s.off && !was:
+		s.c.o.Say("net.netfilter.nf_conntrack_events was set to 0: nothing of the kernel's NAT is recorded; `sysctl -w net.netfilter.nf_conntrack_events=1`")
+	case was && !s.off:
+		s.c.o.Say("conntrack events are on again: what is alive was read")
+		return s.look(ctx)
+	}
+	return nil
 }
 
 // look compares what is alive with the table.
@@ -174,12 +218,7 @@ func (s *kernelSource) look(ctx context.Context) error {
 	}
 	s.looked = time.Now()
 	s.tracker.replace(found, s.c.now(), s.c.record)
-	s.before = 0
-	for _, l := range s.tracker.alive {
-		if l.since == 0 {
-			s.before++
-		}
-	}
+	s.before = s.tracker.unheard()
 	s.c.append()
 	return nil
 }
@@ -190,7 +229,7 @@ func (s *kernelSource) dump(ctx context.Context) (found *tracker, err error) {
 	const tries = 3
 	for range tries {
 		found = newTracker(s.c.o.What)
-		found.seed = s.tracker.seed
+		found.seed, found.dump = s.tracker.seed, true
 		var res conntrack.DumpResult
 		err = s.c.o.Namespace.Do(func() (err error) {
 			res, err = conntrack.Dump(ctx, conntrack.Filter{}, func(f *conntrack.Flow) error {

@@ -17,7 +17,9 @@ import (
 // life is how a translation that is recorded is in use.
 type life struct {
 	since    natlog.Micros // 0: before it was first seen
+	seen     natlog.Micros // when the log has it as alive, where it does not from its beginning
 	sessions int
+	unheard  bool // of one of its sessions the beginning was not heard, so that of the end nothing may be, either
 }
 
 // tracker knows what is alive. A mapping lives as long as one session uses it.
@@ -26,6 +28,7 @@ type tracker struct {
 	seed     maphash.Seed
 	sessions map[uint64]struct{} // by hash of the entry's identity
 	alive    map[natlog.Translation]life
+	dump     bool // it is what a dump found
 	partial  bool // a dump may have left some out
 }
 
@@ -60,8 +63,19 @@ func (t *tracker) begin(f *conntrack.Flow, since natlog.Micros, record func(natl
 			record(natlog.Record{Translation: tr, Event: natlog.Created, Time: since, Since: since})
 		}
 		l.sessions++
+		l.unheard = l.unheard || t.dump
 		t.alive[tr] = l
 	}
+}
+
+// unheard is how many of which the end may not be heard.
+func (t *tracker) unheard() (n int) {
+	for _, l := range t.alive {
+		if l.unheard {
+			n++
+		}
+	}
+	return n
 }
 
 // end is the end of a session. Of one that is not known nothing was recorded.
@@ -82,7 +96,16 @@ func (t *tracker) end(f *conntrack.Flow, at natlog.Micros, record func(natlog.Re
 			continue
 		}
 		delete(t.alive, tr)
-		record(natlog.Record{Translation: tr, Event: natlog.Ended, Time: at, Since: l.since})
+		// What was found alive may have ended before that was recorded: its end still comes after.
+		record(natlog.Record{Translation: tr, Event: natlog.Ended, Time: max(at, l.seen), Since: l.since})
+	}
+}
+
+// reported notes that the log has all of it as alive.
+func (t *tracker) reported(at natlog.Micros) {
+	for tr, l := range t.alive {
+		l.seen = at
+		t.alive[tr] = l
 	}
 }
 
@@ -91,7 +114,7 @@ func (t *tracker) end(f *conntrack.Flow, at natlog.Micros, record func(natlog.Re
 func (t *tracker) replace(found *tracker, at natlog.Micros, record func(natlog.Record)) {
 	for tr, l := range t.alive {
 		if now, ok := found.alive[tr]; ok {
-			now.since = l.since
+			now.since, now.seen, now.unheard = l.since, l.seen, l.unheard || now.sessions > l.sessions
 			found.alive[tr] = now
 		} else if found.partial {
 			found.alive[tr] = l
@@ -102,6 +125,8 @@ func (t *tracker) replace(found *tracker, at natlog.Micros, record func(natlog.R
 	for tr, l := range found.alive {
 		if _, ok := t.alive[tr]; !ok {
 			record(natlog.Record{Translation: tr, Event: natlog.Alive, Time: at, Since: l.since})
+			l.seen = at
+			found.alive[tr] = l
 		}
 	}
 	if found.partial {

@@ -101,3 +101,67 @@ func TestTracker(t *testing.T) {
 	tr.end(other, 90, record)
 	expect("what a dump found ends by its event", natlog.Ended)
 }
+
+// What a dump found may have ended while it was read: its end comes after the record that it is alive,
+// or the rows of a file, in the order of time, would have it alive for ever. What was known before
+// keeps the time of its end.
+func TestEndDuringDump(t *testing.T) {
+	var got []natlog.Record
+	record := func(r natlog.Record) { got = append(got, r) }
+	one := flow(1, 6, tuple("10.0.0.9:1000", "192.0.2.1:80"), tuple("192.0.2.1:80", "198.51.100.1:5000"))
+	two := flow(2, 6, tuple("10.0.0.8:1000", "192.0.2.2:80"), tuple("192.0.2.2:80", "198.51.100.1:6000"))
+	tr := newTracker(What{})
+	tr.begin(two, 60, record)
+	found := newTracker(What{})
+	found.seed = tr.seed
+	for _, f := range []*conntrack.Flow{one, two} {
+		found.begin(f, 0, func(natlog.Record) {})
+	}
+	tr.replace(found, 100, record)
+	tr.end(one, 95, record)
+	tr.end(two, 95, record)
+	if len(got) != 4 || got[1].Event != natlog.Alive || got[2].Time != 100 || got[3].Time != 95 {
+		t.Errorf("%+v", got)
+	}
+	tr.begin(one, 110, record)
+	tr.reported(200) // it joins a log
+	if tr.end(one, 150, record); got[len(got)-1].Time != 200 {
+		t.Errorf("%+v", got[len(got)-1])
+	}
+}
+
+// What a dump found may end without an event, until another dump no longer finds it; what was heard
+// does not, whenever it began.
+func TestUnheard(t *testing.T) {
+	one := flow(1, 6, tuple("10.0.0.9:1000", "192.0.2.1:80"), tuple("192.0.2.1:80", "198.51.100.1:5000"))
+	same := flow(2, 6, tuple("10.0.0.9:1000", "192.0.2.2:80"), tuple("192.0.2.2:80", "198.51.100.1:5000"))
+	two := flow(3, 6, tuple("10.0.0.8:1000", "192.0.2.2:80"), tuple("192.0.2.2:80", "198.51.100.1:6000"))
+	quiet := func(natlog.Record) {}
+	dump := func(tr *tracker, flows ...*conntrack.Flow) *tracker {
+		d := newTracker(What{})
+		d.seed, d.dump = tr.seed, true
+		for _, f := range flows {
+			d.begin(f, 50, quiet) // the kernel knows since when
+		}
+		return d
+	}
+	tr := newTracker(What{})
+	tr = dump(tr, two)
+	tr.dump = false
+	tr.begin(one, 60, quiet)
+	if n := tr.unheard(); n != 1 {
+		t.Errorf("%d after the start, want 1", n)
+	}
+	tr.replace(dump(tr, one, two), 70, quiet)
+	if n := tr.unheard(); n != 1 {
+		t.Errorf("%d after a look, want 1", n)
+	}
+	tr.replace(dump(tr, one, same), 80, quiet)
+	if n := tr.unheard(); n != 1 {
+		t.Errorf("%d with a session of a mapping that was not heard, want 1", n)
+	}
+	tr.replace(dump(tr), 90, quiet)
+	if n := tr.unheard(); n != 0 {
+		t.Errorf("%d when all have ended, want 0", n)
+	}
+}

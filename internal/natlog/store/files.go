@@ -282,7 +282,7 @@ func (f *openedFile) marks() map[natlog.Source]string {
 	return marks
 }
 
-// eachRecord calls fn with all records of a part, in the order of time.
+// eachRecord calls fn with all records of a part, in the order in which they were written.
 func eachRecord(p part, fn func(*natlog.Record)) error {
 	if p.journal {
 		c, err := readJournal(p.path)
@@ -308,7 +308,7 @@ func eachRecord(p part, fn func(*natlog.Record)) error {
 		}
 		all = append(all, records...)
 	}
-	slices.SortStableFunc(all, func(a, b natlog.Record) int { return cmp.Compare(a.Time, b.Time) })
+	asWritten(all, f.begin)
 	for i := range all {
 		fn(&all[i])
 	}

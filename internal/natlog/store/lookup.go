@@ -154,14 +154,16 @@ func (r *reader) ask(dir string) error {
 		r.answer.End = max(r.answer.End, natlog.MicrosOf(h.end))
 	}
 	var covered []Span
+	before := false // the hour before has some of the time asked about
 	for i := range r.hours {
-		h := &r.hours[i]
-		if natlog.MicrosOf(h.begin) > r.q.Upto+late || natlog.MicrosOf(h.end) < r.q.Since {
-			if err := r.gapBefore(i); err != nil {
+		if !r.touches(i) {
+			if err := r.gapsBefore(i, before); err != nil {
 				return err
 			}
+			before = false
 			continue
 		}
+		before = true
 		spans, err := r.askHour(i)
 		if err != nil {
 			return err
@@ -213,23 +215,36 @@ func (r *reader) asked(rec *natlog.Record) bool {
 	return rec.Event == natlog.Gap || rec.External.Addr() == r.q.Address && rec.Has(r.q.Port, r.q.Protocol)
 }
 
-// gapBefore reads the gaps that an hour begins with, if they can be of the time asked about.
-func (r *reader) gapBefore(at int) error {
+// touches reports whether an hour can have something of the time asked about.
+func (r *reader) touches(at int) bool {
+	_, begin, end := r.hours[at].span()
+	return begin <= r.q.Upto+late && end >= r.q.Since
+}
+
+// gapsBefore reads the gaps that an hour has of the time before it, if they can be of the time asked
+// about: what was lost may be known only in the next hour.
+func (r *reader) gapsBefore(at int, touched bool) error {
 	if at == 0 {
 		return nil
 	}
-	begin, end := natlog.MicrosOf(r.hours[at].begin), natlog.MicrosOf(r.hours[at-1].end)
-	if min(begin, end) > r.q.Upto+between || max(begin, end)+between < r.q.Since {
+	_, begin, _ := r.hours[at].span()
+	_, _, end := r.hours[at-1].span()
+	if !touched && (min(begin, end) > r.q.Upto+between || max(begin, end)+between < r.q.Since) {
 		return nil
 	}
-	records, _, _, err := r.read(r.hours[at].parts[0])
-	for i := range records {
-		r.gap(&records[i])
+	for i, p := range r.hours[at].parts {
+		if i > 0 && natlog.MicrosOf(p.begin) > begin+knownBy {
+			break
+		}
+		records, _, _, err := r.read(p)
+		for k := range records {
+			r.gap(&records[k])
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return err
+		} // who could not be read is no gap of that time
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil // who could not be read is no gap of that time
+	return nil
 }
 
 // askHour adds the lives of an hour that touch the time asked about, and gives what of time
@@ -244,7 +259,7 @@ func (r *reader) askHour(at int) ([]Span, error) {
 		if whole = whole && p.index == i; !whole {
 			break // who was alive is not known from here on
 		}
-		if i > 0 && natlog.MicrosOf(p.begin) > r.q.Upto && len(live) == 0 {
+		if i > 0 && natlog.MicrosOf(p.begin) > r.q.Upto+late && len(live) == 0 {
 			covered[0].Until = max(covered[0].Until, r.q.Upto)
 			break
 		}
@@ -371,7 +386,7 @@ func (r *reader) end(life *Life, at int) {
 		end = max(end, upto)
 		for k := range records {
 			rec := &records[k]
-			if ended, ok := follow(open, rec); ok && ended.Translation == life.Translation && (ended.Since == 0 || sameMoment(ended.Since, life.Since)) {
+			if ended, ok := follow(open, rec); ok && ended.Translation == life.Translation && (ended.Since == 0 || sameMoment(ended.Since, life.Since)) && (n > 0 || rec.Time >= life.Log) {
 				life.Until, life.Least = rec.Time, rec.Time
 				return
 			}
@@ -406,8 +421,23 @@ func (r *reader) read(p part) (records []natlog.Record, begin, end natlog.Micros
 		}
 		records = append(records, found...)
 	}
-	slices.SortStableFunc(records, func(a, b natlog.Record) int { return cmp.Compare(a.Time, b.Time) })
+	asWritten(records, f.begin)
 	return records, f.begin, f.end, nil
+}
+
+// asWritten puts records of a Parquet file into the order in which they were written, as far as it
+// matters: by time, but what was alive when the file began first. Of what ended a moment before, and
+// was read a moment later, the end has an earlier time.
+func asWritten(records []natlog.Record, begin natlog.Micros) {
+	later := func(r *natlog.Record) int {
+		if r.Event == natlog.Alive && r.Time == begin {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(records, func(a, b natlog.Record) int {
+		return cmp.Or(cmp.Compare(later(&a), later(&b)), cmp.Compare(a.Time, b.Time))
+	})
 }
 
 // readGroup gives the records of a row group about what is asked, and of gaps, which have no
@@ -499,4 +529,6 @@ const (
 	between = natlog.Micros(2 * time.Second / time.Microsecond)
 	// late is how long after it has happened something is recorded, at most: maybe in the next hour.
 	late = natlog.Micros(time.Second / time.Microsecond)
+	// knownBy is how long after it has happened a gap is recorded, at most, where all else is.
+	knownBy = natlog.Micros(5 * time.Minute / time.Microsecond)
 )

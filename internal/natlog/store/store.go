@@ -154,6 +154,8 @@ type Store struct {
 
 	sizes map[string]int64 // of files, by path, at the last tick
 
+	distrust time.Duration // until then, by what nobody sets, no file is removed for its age
+
 	failedSince time.Time // zero: the last write succeeded
 	failedWhy   error
 	failed      uint64 // records since then
@@ -303,6 +305,9 @@ func (s *Store) resumeFrom(left *Left) error {
 		}
 	}
 	s.marks = left.Marks
+	if left.End != 0 {
+		s.jumped(left.Now.Time().Sub(left.End.Time()))
+	}
 	return s.begin(resumed.At, resumed.Gaps)
 }
 
@@ -337,6 +342,20 @@ func (s *Store) begin(at natlog.Micros, between []natlog.Record) error {
 	if err := s.create(part{number: s.current.number + 1}); err != nil {
 		return err
 	}
+	if err := s.snapshot(at, between); err != nil {
+		if s.journal != nil { // half a snapshot is no beginning of an hour
+			s.journal.Close()
+			s.journal = nil
+			os.Remove(s.current.path)
+		}
+		return err
+	}
+	s.count(func(stats *Stats) { stats.Gaps += uint64(len(between)) })
+	return nil
+}
+
+// snapshot writes what an hour begins with.
+func (s *Store) snapshot(at natlog.Micros, between []natlog.Record) error {
 	batch := append([]natlog.Record{{Event: natlog.Tick, Time: at}}, between...)
 	for source, note := range s.marks {
 		batch = append(batch, natlog.Mark(source, at, note))
@@ -350,11 +369,7 @@ func (s *Store) begin(at natlog.Micros, between []natlog.Record) error {
 			batch = batch[:0]
 		}
 	}
-	if err := s.write(batch); err != nil {
-		return err
-	}
-	s.count(func(stats *Stats) { stats.Gaps += uint64(len(between)) })
-	return nil
+	return s.write(batch)
 }
 
 // create makes a journal.
@@ -367,6 +382,7 @@ func (s *Store) create(p part) error {
 	if _, err := io.WriteString(f, natlog.JournalHeader); err != nil {
 		return errors.Join(fmt.Errorf("write the log: %w", err), f.Close(), os.Remove(p.path))
 	}
+	_ = syncFolder(s.o.Dir) // or its name is gone after a power failure; Tick has what is in it synced
 	s.journal, s.current, s.size, s.records, s.noted = f, p, int64(len(natlog.JournalHeader)), 0, 0
 	return nil
 }
@@ -383,6 +399,23 @@ func (s *Store) finish() {
 	select {
 	case s.jobs <- s.current:
 	default: // it is readable as it is, and converted at the next start
+	}
+}
+
+// convertAgain tries what could not be converted, as the disk was full.
+func (s *Store) convertAgain() {
+	list, err := parts(s.o.Dir)
+	if err != nil {
+		return // retain reports it
+	}
+	for _, p := range list {
+		if !p.journal || p.number == s.current.number {
+			continue
+		}
+		select {
+		case s.jobs <- p:
+		default:
+		}
 	}
 }
 
@@ -449,7 +482,7 @@ func (s *Store) Append(records []natlog.Record) error {
 			err = s.write(records[:n])
 		}
 		if err != nil {
-			s.fail(err, len(records))
+			s.fail(err, records)
 			if s.o.Written != nil {
 				s.o.Written(Batch{Records: slices.Clone(records)})
 			}
@@ -465,13 +498,24 @@ func (s *Store) Append(records []natlog.Record) error {
 	return nil
 }
 
-func (s *Store) fail(err error, lost int) {
+// fail notes that records cannot be written. They may be of long before: what an engine recorded while
+// nobody read it.
+func (s *Store) fail(err error, lost []natlog.Record) {
 	if s.failedSince.IsZero() {
 		s.failedSince, s.failedWhy = s.wall(), err
 		s.say("records are being lost: %v", err)
 	}
-	s.failed += uint64(lost)
-	s.count(func(stats *Stats) { stats.Lost += uint64(lost); stats.Failing = s.failedWhy.Error() })
+	for i := range lost {
+		at := lost[i].Time
+		if lost[i].Event == natlog.Gap {
+			at = min(at, lost[i].Since)
+		}
+		if at != 0 && at.Time().Before(s.failedSince) {
+			s.failedSince = at.Time()
+		}
+	}
+	s.failed += uint64(len(lost))
+	s.count(func(stats *Stats) { stats.Lost += uint64(len(lost)); stats.Failing = s.failedWhy.Error() })
 }
 
 // Tick is to be called once a second, with nothing under way: what was appended goes to the
@@ -491,7 +535,7 @@ func (s *Store) tick() error {
 		return s.resume(now)
 	case s.moved():
 		if err := s.remake(); err != nil {
-			s.fail(err, 0)
+			s.fail(err, nil)
 			return err
 		}
 		s.rulesLost = true
@@ -503,6 +547,7 @@ func (s *Store) tick() error {
 		err = s.stepped(stepped, natlog.MicrosOf(before), natlog.MicrosOf(now))
 	case !now.Truncate(time.Hour).Equal(s.hour):
 		s.retainRules(now)
+		s.convertAgain()
 		err = s.begin(0, nil)
 	default:
 		err = s.write([]natlog.Record{{Event: natlog.Tick, Time: natlog.MicrosOf(now)}})
@@ -511,7 +556,7 @@ func (s *Store) tick() error {
 		err = s.journal.Sync()
 	}
 	if err != nil {
-		s.fail(err, 0)
+		s.fail(err, nil)
 		return err
 	}
 	s.retain(now)
@@ -530,12 +575,13 @@ func (s *Store) ClockStepped(step time.Duration, known natlog.Micros) error {
 	}
 	err := s.stepped(step, known, natlog.MicrosOf(now))
 	if err != nil {
-		s.fail(err, 0)
+		s.fail(err, nil)
 	}
 	return err
 }
 
 func (s *Store) stepped(step time.Duration, known, now natlog.Micros) error {
+	s.jumped(step)
 	if err := s.write([]natlog.Record{{Event: natlog.Tick, Time: known}}); err != nil { // the hour ends there
 		return err
 	}
@@ -573,11 +619,6 @@ func (s *Store) resume(now time.Time) error {
 	gap := natlog.Record{Event: natlog.Gap, Since: natlog.MicrosOf(s.failedSince), Time: natlog.MicrosOf(now),
 		Note: plural.Count(int(s.failed), "record") + " could not be written: " + s.failedWhy.Error()}
 	if err := s.begin(0, []natlog.Record{gap}); err != nil {
-		if s.journal != nil { // half a snapshot is no beginning of an hour
-			s.journal.Close()
-			s.journal = nil
-			os.Remove(s.current.path)
-		}
 		return err
 	}
 	s.say("records are written again; lost: %d", s.failed)
@@ -640,6 +681,9 @@ func (s *Store) retain(now time.Time) {
 		if !ok || p.journal {
 			if info, err := os.Stat(p.path); err == nil {
 				bytes = info.Size()
+				if p.end.IsZero() { // of a journal: when it was written last
+					p.end = info.ModTime()
+				}
 			}
 		}
 		sizes[p.path] = bytes
@@ -650,9 +694,12 @@ func (s *Store) retain(now time.Time) {
 	list = kept
 	files := len(list)
 	for _, p := range list {
-		old := s.o.Age > 0 && !p.end.IsZero() && now.Sub(p.end) > s.o.Age
-		if p.number == s.current.number || !old && (s.o.Bytes == 0 || total <= s.o.Bytes) {
+		old := s.o.Age > 0 && !p.end.IsZero() && now.Sub(p.end) > s.o.Age && s.trusted()
+		if p.number == s.current.number {
 			break
+		}
+		if !old && (s.o.Bytes == 0 || total <= s.o.Bytes) {
+			continue // later hours may be older: the clock was far ahead for a while
 		}
 		if err := os.Remove(p.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			s.say("remove an old file of the log: %v", err)
@@ -662,6 +709,26 @@ func (s *Store) retain(now time.Time) {
 		files--
 	}
 	s.count(func(stats *Stats) { stats.Bytes, stats.Files = total, files })
+}
+
+// trusted reports whether the clock says how old files are. Where it has jumped by a day or more, it may
+// be wrong, and right again within the hour: nothing is removed for its age until then.
+func (s *Store) trusted() bool {
+	_, running := s.o.Now()
+	return running >= s.distrust
+}
+
+const (
+	jump       = 24 * time.Hour
+	jumpedLong = time.Hour
+)
+
+// jumped notes by how much the clock differs from what it was.
+func (s *Store) jumped(by time.Duration) {
+	if by >= jump {
+		_, running := s.o.Now()
+		s.distrust = running + jumpedLong
+	}
 }
 
 // Gap records that events of a source between two times are missing.

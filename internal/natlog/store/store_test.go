@@ -172,6 +172,61 @@ func TestWhoOverHours(t *testing.T) {
 	check()
 }
 
+// What ended a moment before an hour began, and was read a moment later, has ended: nobody has it for
+// the rest of the hour, whatever the order of its rows.
+func TestEndReadLate(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	tr := mapping("10.0.0.1:1000", "198.51.100.1:5000")
+	r.create(tr)
+	since := r.alive[tr]
+	r.pass(time.Hour)
+	r.must(r.s.Tick())
+	delete(r.alive, tr)
+	ended := r.now.Add(-5 * time.Millisecond)
+	r.must(r.s.Append([]natlog.Record{{Translation: tr, Event: natlog.Ended, Time: natlog.MicrosOf(ended), Since: since}}))
+	r.pass(20 * time.Minute)
+	r.must(r.s.Tick())
+	check := func(file string) {
+		t.Helper()
+		if got := r.who("198.51.100.1:5000", r.now.Add(-10*time.Minute)); len(got.Lives) != 0 || len(got.Gaps) != 0 {
+			t.Errorf("%s: after its end: %+v", file, got)
+		}
+		if got := r.who("198.51.100.1:5000", ended.Add(-time.Minute)); len(got.Lives) != 1 || got.Lives[0].Until != natlog.MicrosOf(ended) {
+			t.Errorf("%s: before its end: %+v", file, got)
+		}
+		list, err := parts(r.dir)
+		r.must(err)
+		left := &Left{last: list[len(list)-1:]}
+		left.Alive(func(rec natlog.Record) bool { t.Errorf("%s: alive at the end: %+v", file, rec); return true })
+	}
+	check("journal")
+	r.must(r.s.Close())
+	check("Parquet")
+}
+
+// What happened before a part of an hour began, and was read later, is found in it.
+func TestPartReadLate(t *testing.T) {
+	r := newRig(t)
+	r.o.PartRecords = 2
+	r.open()
+	r.create(mapping("10.0.0.1:1000", "198.51.100.1:5000"))
+	r.pass(time.Second)
+	r.create(mapping("10.0.0.1:1001", "198.51.100.1:5001")) // a part begins
+	late := mapping("10.0.0.1:1002", "198.51.100.1:5002")
+	at := r.now.Add(-2 * time.Millisecond)
+	r.must(r.s.Append([]natlog.Record{{Translation: late, Event: natlog.Created, Time: natlog.MicrosOf(at), Since: natlog.MicrosOf(at)}}))
+	r.pass(time.Second)
+	r.must(r.s.Tick())
+	if n := len(r.files("")); n < 5 {
+		t.Fatalf("%d files", n)
+	}
+	if got := r.who("198.51.100.1:5002", at.Add(time.Millisecond)); len(got.Lives) != 1 || got.Lives[0].Translation != late {
+		t.Errorf("%+v", got)
+	}
+	r.must(r.s.Close())
+}
+
 // What Append returned for is there after a kill; what was torn is cut off; the gap is named.
 func TestKill(t *testing.T) {
 	r := newRig(t)
@@ -226,6 +281,30 @@ func TestAcrossGap(t *testing.T) {
 	r.must(r.s.Tick())
 	got := r.who("198.51.100.1:5000", began)
 	if len(got.Lives) != 1 || !got.Lives[0].Gap || got.Lives[0].Since != natlog.MicrosOf(began) || got.Lives[0].Until != natlog.MicrosOf(r.now) {
+		t.Errorf("%+v", got)
+	}
+	r.must(r.s.Close())
+}
+
+// The same translation twice in an hour, the first time since nobody knows when: the second one does not
+// end with the first.
+func TestTwiceInAnHour(t *testing.T) {
+	r := newRig(t)
+	tr := mapping("10.0.0.1:1000", "198.51.100.1:5000")
+	r.alive[tr] = 0
+	r.open()
+	r.pass(time.Minute)
+	r.end(tr)
+	r.pass(time.Minute)
+	r.create(tr)
+	again := r.now
+	r.pass(time.Minute)
+	r.must(r.s.Tick())
+	r.kill()
+	delete(r.alive, tr)
+	r.pass(time.Minute)
+	r.open()
+	if got := r.who("198.51.100.1:5000", again.Add(time.Second)); len(got.Lives) != 1 || got.Lives[0].Until < natlog.MicrosOf(again) {
 		t.Errorf("%+v", got)
 	}
 	r.must(r.s.Close())
@@ -478,6 +557,63 @@ func TestDiskFull(t *testing.T) {
 	r.must(r.s.Close())
 }
 
+// Records that are lost on a full disk may be of long before: what an engine recorded while nobody read
+// it. The gap begins with them.
+func TestDiskFullOfOldRecords(t *testing.T) {
+	r := newRig(t)
+	room := 1 << 20
+	r.o.file = func(path string) (file, error) {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
+		return fullFile{f, &room}, err
+	}
+	r.open()
+	for range 20 {
+		r.pass(time.Minute)
+		r.must(r.s.Tick())
+	}
+	room = 0
+	at := r.now.Add(-10 * time.Minute)
+	lost := natlog.Record{Translation: mapping("10.0.0.1:1000", "198.51.100.1:5000"), Event: natlog.Created, Time: natlog.MicrosOf(at), Since: natlog.MicrosOf(at)}
+	if err := r.s.Append([]natlog.Record{lost}); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	gap := natlog.Record{Event: natlog.Gap, Since: natlog.MicrosOf(r.now.Add(-15 * time.Minute)), Time: natlog.MicrosOf(r.now.Add(-14 * time.Minute))}
+	if err := r.s.Append([]natlog.Record{gap}); err == nil {
+		t.Fatal("the gap was written")
+	}
+	room = 1 << 20
+	r.pass(time.Second)
+	r.must(r.s.Tick())
+	for what, at := range map[string]time.Time{"the record": at.Add(time.Minute), "the gap": gap.Since.Time().Add(time.Second)} {
+		if got := r.who("198.51.100.1:5000", at); len(got.Gaps) == 0 {
+			t.Errorf("when %s was lost: %+v", what, got)
+		}
+	}
+	r.must(r.s.Close())
+}
+
+// What could not become a Parquet file is tried again with the next hour.
+func TestConvertAgain(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	from, hour := r.now, r.s.current.sequence()
+	r.pass(time.Hour)
+	inTheWay := filepath.Join(r.dir, from.Format(nameTime)+"-"+r.now.Format(nameTime)+"-"+hour+parquetSuffix+".tmp")
+	r.must(os.Mkdir(inTheWay, 0o700))
+	r.must(r.s.Tick())
+	for len(r.s.jobs) > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	r.must(os.Remove(inTheWay))
+	r.pass(time.Hour)
+	r.must(r.s.Tick())
+	r.s.jobsDone(t)
+	r.must(r.s.Close())
+	if said := strings.Join(r.said, "\n"); !strings.Contains(said, "stays a journal") {
+		t.Errorf("%q", said)
+	}
+}
+
 // A removed folder is made again, with all of the running hour.
 func TestFolderRemoved(t *testing.T) {
 	r := newRig(t)
@@ -556,6 +692,47 @@ func TestRetention(t *testing.T) {
 	}
 	if stats := r.s.Stats(); total > 5000+100 || stats.Bytes > 5000 || stats.Files < 2 {
 		t.Errorf("%d bytes, %+v", total, stats)
+	}
+	r.must(r.s.Close())
+}
+
+// A journal that cannot be read, and hours of a clock that was far ahead, keep nothing from being
+// removed; and nothing is removed for its age right after the clock has jumped.
+func TestRetentionInDisorder(t *testing.T) {
+	r := newRig(t)
+	r.o.Age = 5 * time.Hour
+	bad := filepath.Join(r.dir, "0000000000.000"+journalSuffix)
+	r.must(os.WriteFile(bad, []byte("no journal of natkit's"), 0o600))
+	r.must(os.Chtimes(bad, r.now, r.now))
+	r.open()
+	hours := func(n int) {
+		t.Helper()
+		for range n {
+			r.pass(time.Hour)
+			r.must(r.s.Tick())
+			for len(r.s.jobs) > 0 {
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}
+	hours(3)
+	const far = 12 * 365 * 24 * time.Hour
+	had := len(r.files(parquetSuffix))
+	r.now = r.now.Add(far)
+	r.must(r.s.Tick())
+	r.pass(10 * time.Minute)
+	r.must(r.s.Tick())
+	if n := len(r.files(parquetSuffix)); n < had {
+		t.Errorf("%d of %d files are left when the clock has jumped", n, had)
+	}
+	r.now = r.now.Add(-far)
+	r.must(r.s.Tick())
+	hours(20)
+	if n := len(r.files(parquetSuffix)); n < 5 || n > 7 { // one of them is of the wrong year
+		t.Errorf("%d files of 5 hours: %v", n, r.files(parquetSuffix))
+	}
+	if _, err := os.Stat(bad); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the journal that cannot be read: %v", err)
 	}
 	r.must(r.s.Close())
 }
