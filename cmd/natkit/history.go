@@ -78,32 +78,6 @@ func spanOf(since, until string, now time.Time) (span history.Span, err error) {
 	return span, nil
 }
 
-// parseMoment reads a time: of the clock, with a date, or before now. One without a date is the
-// last time that it was so.
-func parseMoment(text string, now time.Time) (time.Time, error) {
-	if d, err := parseAge(text); err == nil {
-		return now.Add(-d), nil
-	}
-	if t, err := time.Parse(time.RFC3339, text); err == nil {
-		return t, nil
-	}
-	for _, layout := range []string{"2006-01-02 15:04:05", "2006-01-02 15:04", "2006-01-02T15:04:05", "2006-01-02T15:04", "2006-01-02"} {
-		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
-			return t, nil
-		}
-	}
-	for _, layout := range []string{"15:04:05", "15:04"} {
-		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
-			at := time.Date(now.Year(), now.Month(), now.Day(), t.Hour(), t.Minute(), t.Second(), 0, now.Location())
-			if at.After(now) {
-				at = time.Date(now.Year(), now.Month(), now.Day()-1, t.Hour(), t.Minute(), t.Second(), 0, now.Location())
-			}
-			return at, nil
-		}
-	}
-	return time.Time{}, fmt.Errorf("%q: want a time such as 03:12, 2026-03-01 03:12, or a duration before now such as 1h or 2d", text)
-}
-
 // parseAge reads a duration, also in days.
 func parseAge(text string) (time.Duration, error) {
 	if days, ok := strings.CutSuffix(text, "d"); ok {

@@ -21,8 +21,10 @@ func newWhoCommand(e *env) *cobra.Command {
 		Use:   "who ADDRESS:PORT [PROTOCOL]",
 		Short: "Show who had an external address and port at a time",
 		Long: `Show which internal endpoint had an external address and port at a time, and from when
-to when, from the log that natkit log keeps. --within widens the time to both sides,
-for clocks that differ. For ICMP the port is the identifier of the query.
+to when, from the log that natkit log keeps. A time is as exact as it is written: 03:12:07
+is all of that second, 03:12 all of that minute. Without a zone it is local; where the
+clocks went back it needs one. --within widens the time to both sides, for clocks that
+differ. For ICMP the port is the identifier of the query.
 
 What follows from the rules alone is answered by the rule file that was in force then,
 which the log has kept: port forwards (dnat), maps and deterministic port blocks. Where
@@ -78,7 +80,7 @@ func whoQuestion(args []string, at string, within time.Duration) (q store.Questi
 	if err != nil {
 		return q, usagef("%q: want an address and a port, such as 198.51.100.1:5000", args[0])
 	}
-	q.Address, q.Port = endpoint.Addr().Unmap(), endpoint.Port()
+	q.Address, q.Port = endpoint.Addr().Unmap().WithZone(""), endpoint.Port()
 	if len(args) == 2 {
 		var ok bool
 		if q.Protocol, ok = natlog.ParseProtocol(args[1]); !ok || q.Protocol == 0 {
@@ -89,16 +91,16 @@ func whoQuestion(args []string, at string, within time.Duration) (q store.Questi
 		return q, usagef("at which time? give --at, such as --at '2026-11-20 03:12:07'")
 	}
 	now := time.Now()
-	moment, err := parseMoment(at, now)
+	from, upto, err := parseWritten(at, now)
 	if err != nil {
 		return q, usagef("--at %w", err)
 	}
 	if within < 0 {
 		return q, usagef("--within %v: want a time of 0 or more", within)
 	}
-	if moment.Add(-within).After(now) {
+	if from.Add(-within).After(now) {
 		return q, usagef("--at %q is in the future", at)
 	}
-	q.Since, q.Upto = natlog.MicrosOf(moment.Add(-within)), natlog.MicrosOf(moment.Add(within))
+	q.Since, q.Upto = natlog.MicrosOf(from.Add(-within)), natlog.MicrosOf(upto.Add(within))
 	return q, nil
 }
