@@ -94,6 +94,51 @@ static __always_inline int lease_differs(const struct leasing *l)
 	return l->request.external_port && l->request.external_port != l->r.port;
 }
 
+/* The ports to take one of, where one in a block of that range is held: those of the subscriber's
+ * block that has the wanted port, if that has a port left. */
+GLOBAL __s64 lease_block(__u64 range)
+{
+	struct leasing *l = leasing_get();
+	struct nat_source_key host;
+	struct nat_source *s;
+	__u32 n, id, want;
+
+	if (!l)
+		return range;
+	host = source_key(l->r.internal.addr, l->r.internal.pool);
+	s = bpf_map_lookup_elem(&sources, &host);
+	want = bpf_ntohs(l->request.external_port) / 64;
+	for (n = 0; s && want && n < NAT_SUBSCRIBER_BLOCKS; n++) {
+		id = *(volatile __u32 *)&s->blocks[n];
+		if (!id || want < block_granule(id) ||
+		    want >= block_granule(id) + (1U << (block_order(id) & 7)))
+			continue;
+		if (!block_hold(id, l->r.address, l->r.internal.class, s))
+			break;
+		block_drop(l->r.address, (__u32)range >> 16 >> 6);
+		return RANGE_OF_BLOCK | block_range(block_place(id));
+	}
+	return range;
+}
+
+/* endpoint_take, with the wanted port's block. */
+static __always_inline int lease_take(struct ctx *ctx, struct leasing *l,
+				      const struct nat_flow_key *key)
+{
+	__s64 range = 0;
+
+	if (l->config & NAT_CONFIG_COUNT_PORTS) {
+		range = endpoint_count(&l->r, l->generation);
+		if (range == (__s64)NEEDS_BLOCK)
+			range = endpoint_extend(&l->r);
+		if (range <= 0)
+			return -range;
+		if (range & RANGE_OF_BLOCK)
+			range = lease_block(range);
+	}
+	return endpoint_port(ctx, key, &l->r, l->config, range);
+}
+
 /* The external port of a new mapping, as near to what is wanted as there is one. */
 GLOBAL int lease_port(struct ctx *ctx)
 {
@@ -110,7 +155,7 @@ GLOBAL int lease_port(struct ctx *ctx)
 		l->request.external_port ? l->request.external_port : l->request.key.internal.port;
 	key.protocol = l->request.protocol;
 	key.side = NAT_INSIDE;
-	reason = endpoint_take(ctx, &key, &l->r, l->config, l->generation);
+	reason = lease_take(ctx, l, &key);
 	if (reason != GO_ON)
 		return reason;
 	if (l->request.flags & NAT_LEASE_STRICT && lease_differs(l)) {

@@ -440,6 +440,53 @@ func TestPCPAnnounce(t *testing.T) {
 	}
 }
 
+// Of a subscriber with several port blocks a mapping gets the port it asks for in any of them.
+func TestPCPPortInLaterBlock(t *testing.T) {
+	b := servePCP(t, `inside: [in]
+outside: [out]
+pcp: {on: [in]}
+pools:
+  cgn: {addresses: [198.51.100.20], blocks: {size: 64, extra: 64, at_most: 4}}
+rules:
+  - {snat: 10.0.0.0/24, to: cgn}
+`, AttachTC)
+	b.in(b.client, func() error { // more than a block of UDP
+		for port := range 100 {
+			c, err := net.DialUDP("udp4", &net.UDPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 20000 + port}, &net.UDPAddr{IP: net.IPv4(198, 51, 100, 9), Port: 9})
+			if err != nil {
+				return err
+			}
+			_, err = c.Write([]byte("x"))
+			if err = errors.Join(err, c.Close()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	blocks := map[uint16]bool{}
+	e, err := Open(b.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(e.Sessions(func(s *rulefile.Session) bool { blocks[s.SourceAfter.Port()/64] = true; return true }), e.Close())
+	if err != nil || len(blocks) != 2 {
+		t.Fatalf("blocks %v: %v", blocks, err)
+	}
+	internal := uint16(7000)
+	for block := range blocks { // of TCP both have all ports
+		want := block*64 + 17
+		q := b.request(1, 6, internal, 600, func(q []byte) { binary.BigEndian.PutUint16(q[42:], want) })
+		if got := b.mapped(q); got != want {
+			t.Errorf("asked for %d of block %d, it has %d", want, block, got)
+		}
+		internal++
+	}
+	q := b.request(1, 6, 7100, 600, func(q []byte) { binary.BigEndian.PutUint16(q[42:], 1) })
+	if got := b.mapped(q); !blocks[got/64] {
+		t.Errorf("asked for a port in no block of its own, it has %d", got)
+	}
+}
+
 // Debian's client of NAT-PMP gets a mapping, and gives it back.
 func TestPCPNatpmpc(t *testing.T) {
 	program, err := exec.LookPath("natpmpc")
