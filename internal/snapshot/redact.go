@@ -37,7 +37,8 @@ type Redactor struct {
 	networks []netip.Prefix
 	names    map[string]string
 	hosts    map[string]bool   // those of names that a domain may follow
-	longest  []string          // names, long ones first
+	longest  []string          // names, long ones first, but for
+	digits   []string          // those that could be a part of an address
 	given    map[string]string // stand-ins for names of users and sets
 }
 
@@ -120,16 +121,31 @@ func addrRange(value string) bool {
 
 // sort puts the names in the order in which they are looked for.
 func (r *Redactor) sort() {
-	r.longest = slices.SortedFunc(maps.Keys(r.names), func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), strings.Compare(a, b)) })
+	all := slices.SortedFunc(maps.Keys(r.names), func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), strings.Compare(a, b)) })
+	r.longest, r.digits = nil, nil
+	for _, name := range all {
+		if strings.Trim(name, "0123456789abcdefABCDEF.:-") == "" {
+			r.digits = append(r.digits, name)
+		} else {
+			r.longest = append(r.longest, name)
+		}
+	}
 }
 
 // nameFields are the fields that hold a name, and what stands for it.
-var nameFields = map[string]string{"Hostname": "host", "Namespace": "netns", "Container": "container", "PodUID": "uid"}
+var nameFields = map[string]string{"Hostname": "host", "Sink": "host", "Namespace": "netns", "Container": "container", "PodUID": "uid"}
+
+// setFields are the fields that hold the name of a set.
+var setFields = map[reflect.Type]string{reflect.TypeFor[Set](): "Name", reflect.TypeFor[Match](): "Set", reflect.TypeFor[Rule](): "Map"}
 
 // collect finds the names, wherever they stand.
 func (r *Redactor) collect(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
+		if sink, ok := v.Interface().(LogSink); ok {
+			r.sinkHosts(sink.URL)
+			return
+		}
 		for i := range v.NumField() {
 			f := v.Type().Field(i)
 			if !f.IsExported() {
@@ -155,7 +171,7 @@ func (r *Redactor) collect(v reflect.Value) {
 // that is called so tells nobody whose it is, and the word means something else elsewhere.
 var common = wordsOf("ip ip6 inet arp bridge netdev nat filter mangle raw security prerouting input forward output postrouting ingress egress " +
 	"accept drop reject masquerade snat dnat redirect tcp udp udplite icmp icmpv6 sctp gre net kernel vm dev fs ipv4 ipv6 conf all default lo host " +
-	"docker podman nerdctl containerd cri-o pod lxc machine service nft iptables conntrack netns systemd")
+	"docker podman nerdctl containerd cri-o pod lxc machine service nft iptables conntrack netns systemd log syslog kafka broker collector")
 
 func wordsOf(list string) map[string]bool {
 	words := map[string]bool{}
@@ -167,7 +183,7 @@ func wordsOf(list string) map[string]bool {
 
 // name gives a name its stand-in. References by process number name nobody.
 func (r *Redactor) name(field, name string) {
-	if name == "" || r.names[name] != "" || strings.HasPrefix(name, "pid:") || name == "localhost" || common[name] {
+	if name == "" || r.names[name] != "" || strings.HasPrefix(name, "pid:") || name == "localhost" || common[name] || isAddress(name) {
 		return
 	}
 	kind, n := nameFields[field], 1
@@ -188,8 +204,31 @@ func (r *Redactor) name(field, name string) {
 	}
 	if field == "Hostname" {
 		short, _, cut := strings.Cut(name, ".")
-		if r.hosts[short] = true; cut && r.names[short] == "" {
+		if r.hosts[short] = true; cut && r.names[short] == "" && !common[short] {
 			r.names[short] = r.names[name]
+		}
+	}
+}
+
+// isAddress says whether a name is an address, which is replaced as such.
+func isAddress(name string) bool {
+	_, err := netip.ParseAddr(name)
+	return err == nil
+}
+
+// sinkHosts are the names of hosts in the URL of a sink of the log. They are those of others, and may begin with any
+// word: without their domain they mean something else.
+func (r *Redactor) sinkHosts(url string) {
+	_, rest, _ := strings.Cut(url, "://")
+	hosts, _, _ := strings.Cut(rest, "?")
+	hosts, _, _ = strings.Cut(hosts, "/")
+	for host := range strings.SplitSeq(hosts, ",") {
+		switch host, _, _ = strings.Cut(host, ":"); {
+		case strings.HasPrefix(host, "["): // an IPv6 address
+		case strings.Contains(host, "."):
+			r.name("Sink", host)
+		default:
+			r.name("Hostname", host)
 		}
 	}
 }
@@ -221,14 +260,19 @@ func (r *Redactor) value(v reflect.Value) {
 	case reflect.String:
 		v.SetString(r.text(v.String()))
 	case reflect.Struct:
+		if field := setFields[v.Type()]; field != "" {
+			set := v.FieldByName(field)
+			set.SetString(r.standIn("set", set.String()))
+		}
 		for i := range v.NumField() {
-			if v.Type().Field(i).IsExported() {
+			f := v.Type().Field(i)
+			if f.IsExported() && !(holdsName(v.Type(), f) && r.named(v.Field(i))) {
 				r.value(v.Field(i))
 			}
 		}
 		// A host called by a word that means something else in texts.
-		if host := v.FieldByName("Hostname"); host.IsValid() && host.Kind() == reflect.String && common[host.String()] {
-			host.SetString("host-1")
+		if host, ok := v.Addr().Interface().(*Host); ok && common[host.Hostname] {
+			host.Hostname = "host-1"
 		}
 		// A range stays one: what is replaced bit by bit may turn round.
 		first, last := v.FieldByName("First"), v.FieldByName("Last")
@@ -263,6 +307,27 @@ func (r *Redactor) value(v reflect.Value) {
 	}
 }
 
+// holdsName says whether a field holds a name and nothing else.
+func holdsName(of reflect.Type, f reflect.StructField) bool {
+	return f.Type.Kind() == reflect.String && (nameFields[f.Name] != "" || f.Name == "Name" && of == reflect.TypeFor[Netns]())
+}
+
+// named replaces a name that is a number, which in texts is left, and says whether it did.
+func (r *Redactor) named(v reflect.Value) bool {
+	engine, own, cut := strings.Cut(v.String(), " ")
+	if !cut {
+		engine, own = "", v.String()
+	}
+	by := r.names[own]
+	if by == "" || !isNumber(own) {
+		return false
+	}
+	v.SetString(strings.TrimSpace(engine + " " + by))
+	return true
+}
+
+func isNumber(name string) bool { return strings.Trim(name, "0123456789") == "" }
+
 // token is what may be an address: hardware, two of them and the frame's type as the
 // LOG target writes them, IPv6 perhaps with an IPv4 end, IPv4.
 var token = regexp.MustCompile(`[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){13}|[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*|[0-9]{1,3}(?:\.[0-9]{1,3}){3}`)
@@ -270,22 +335,29 @@ var token = regexp.MustCompile(`[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){13}|[0-9A-Fa-f
 // What people wrote themselves: into rules as nft and iptables list them, before a packet
 // in the kernel's log, and their own names in paths and rules.
 var (
-	remark    = regexp.MustCompile(`(comment|log prefix|--comment|--log-prefix|--nflog-prefix) "(?:[^"\\]|\\.)*"|(--comment|--log-prefix|--nflog-prefix) [^" ]\S*`)
+	//
+	// nft escapes nothing between its quotes, iptables does.
+	remark    = regexp.MustCompile(`(--comment|--log-prefix|--nflog-prefix) (?:"(?:[^"\\]|\\.)*(?:"|\\?$)|[^" ]\S*)|(comment|log prefix) "[^"]*(?:"|$)`)
 	logPrefix = regexp.MustCompile(`^(?:\[[ 0-9.]+\] )?(.*?)\bIN=\S* OUT=`)
-	setName   = regexp.MustCompile(`((?:^|[^\w.])@|--match-set |--add-set |--del-set )([A-Za-z_][\w.-]*)`)
+	setName   = regexp.MustCompile(`((?:^|[^\w.])@)([A-Za-z_](?:[\w./-]*\w)?)`)
+	ipsetName = regexp.MustCompile(`(--match-set |--add-set |--del-set )([^\s"]+)`)
+	sinkUser  = regexp.MustCompile(`([?&](?:user|name|ca|cert|key|password-file)=)[^&\s"]+`)
 	userName  = regexp.MustCompile(`(/home/|/Users/|skuid "?|skgid "?|--uid-owner |--gid-owner )([A-Za-z_][\w.-]*)`)
 )
 
 // written replaces what people wrote in a text.
 func (r *Redactor) written(s string) string {
-	s = remark.ReplaceAllString(s, `$1$2 "redacted"`)
+	s = sinkUser.ReplaceAllString(remark.ReplaceAllString(s, `$1$2 "redacted"`), "${1}redacted")
 	if at := logPrefix.FindStringSubmatchIndex(s); at != nil && at[3] > at[2] {
 		s = s[:at[2]] + "redacted " + s[at[3]:]
 	}
-	for kind, names := range map[string]*regexp.Regexp{"set": setName, "user": userName} {
-		s = names.ReplaceAllStringFunc(s, func(found string) string {
-			m := names.FindStringSubmatch(found)
-			return m[1] + r.standIn(kind, m[2])
+	for _, of := range []struct {
+		kind  string
+		names *regexp.Regexp
+	}{{"set", setName}, {"set", ipsetName}, {"user", userName}} {
+		s = of.names.ReplaceAllStringFunc(s, func(found string) string {
+			m := of.names.FindStringSubmatch(found)
+			return m[1] + r.standIn(of.kind, m[2])
 		})
 	}
 	return s
@@ -295,7 +367,7 @@ var standsIn = regexp.MustCompile(`^(?:set|user)-[0-9]+$`)
 
 // standIn is what stands for a name that people gave to a thing of this kind.
 func (r *Redactor) standIn(kind, name string) string {
-	if standsIn.MatchString(name) { // redacted before
+	if name == "" || standsIn.MatchString(name) || strings.HasPrefix(name, "__") { // redacted before, or the kernel's: __set0
 		return name
 	}
 	key := kind + " " + name
@@ -316,10 +388,10 @@ func (r *Redactor) standIn(kind, name string) string {
 
 // text replaces what people wrote, the names, then the addresses of a text.
 func (r *Redactor) text(s string) string {
-	s = r.written(s)
-	for _, name := range r.longest {
-		s = replaceWord(s, name, r.names[name], r.hosts[name])
+	if by := r.names[s]; by != "" && !isNumber(s) {
+		return by
 	}
+	s = r.replaceWords(r.written(s), r.longest)
 	var b strings.Builder
 	end := 0
 	for _, at := range token.FindAllStringIndex(s, -1) {
@@ -327,14 +399,19 @@ func (r *Redactor) text(s string) string {
 		if at[0] > 0 && wordByte(s[at[0]-1]) || at[1] < len(s) && wordByte(s[at[1]]) && strings.Contains(word, ".") {
 			continue // part of a longer word
 		}
-		b.WriteString(s[end:at[0]])
-		b.WriteString(r.address(word))
-		end = at[1]
+		if to, is := r.address(word); is {
+			b.WriteString(r.replaceWords(s[end:at[0]], r.digits) + to)
+			end = at[1]
+		}
 	}
-	if end == 0 {
-		return s
+	return b.String() + r.replaceWords(s[end:], r.digits)
+}
+
+func (r *Redactor) replaceWords(s string, names []string) string {
+	for _, name := range names {
+		s = replaceWord(s, name, r.names[name], r.hosts[name])
 	}
-	return b.String() + s[end:]
+	return s
 }
 
 func wordByte(c byte) bool {
@@ -357,12 +434,9 @@ func domainAt(rest string) int {
 }
 
 // replaceWord replaces a name where it stands for itself, of a host with the domain behind
-// it. In a text, a name of one letter is left: it is more likely to be something else.
+// it. In a text, a name of one letter or of digits is left: it is more likely to be something else.
 func replaceWord(s, name, by string, host bool) string {
-	if s == name {
-		return by
-	}
-	if len(name) < 2 {
+	if len(name) < 2 || isNumber(name) {
 		return s
 	}
 	var b strings.Builder
@@ -388,22 +462,22 @@ func replaceWord(s, name, by string, host bool) string {
 }
 
 // address replaces a word that is an address, with what stands behind it.
-func (r *Redactor) address(word string) string {
+func (r *Redactor) address(word string) (to string, is bool) {
 	if len(word) == 17 && (strings.Count(word, ":") == 5 || strings.Count(word, "-") == 5) {
-		return r.mac(word)
+		return r.mac(word), true
 	}
 	if strings.Count(word, ":") == 13 && len(word) == 41 {
-		return r.mac(word[:17]) + ":" + r.mac(word[18:35]) + word[35:]
+		return r.mac(word[:17]) + ":" + r.mac(word[18:35]) + word[35:], true
 	}
 	for end := len(word); end > 0; end-- {
 		if a, err := netip.ParseAddr(word[:end]); err == nil {
-			return r.addr(a).String() + word[end:]
+			return r.addr(a).String() + word[end:], true
 		}
 		if c := word[end-1]; c != ':' && c != '.' { // only what a sentence puts there
 			break
 		}
 	}
-	return word
+	return word, false
 }
 
 // mac replaces a hardware address. Those of all stations, of none and of groups
