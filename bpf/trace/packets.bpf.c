@@ -104,6 +104,10 @@ struct {
 	__u64 tuples; /* entered into the table below: 0 means that it is empty */
 } counts;
 
+/* Set by user space once every namespace is attached to: of a packet that came before, only a part
+ * of the path would be seen. */
+__u32 begun;
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, PACKET_TUPLES);
@@ -480,7 +484,7 @@ static __always_inline int enter(struct sk_buff *skb, const unsigned char *p,
 {
 	struct packet_tuple t;
 
-	if ((!counts.tuples && !addresses_match(p)) || !read_tuple(p, &t))
+	if (!begun || (!counts.tuples && !addresses_match(p)) || !read_tuple(p, &t))
 		return 0;
 	if (chosen(&t) &&
 	    (!filter.netns || BPF_CORE_READ(dev, nd_net.net, ns.inum) == filter.netns) &&

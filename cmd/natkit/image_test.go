@@ -38,7 +38,7 @@ func TestImage(t *testing.T) {
 		if out, err := make.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		docker := dockerDaemon(t, dir)
+		docker := dockerDaemon(t, dir, "--iptables=false", "--bridge", "none") // no rules and no bridge
 		if out := docker("load", "-i", image); !strings.Contains(out, "natkit:latest") {
 			t.Fatalf("docker load: %s", out)
 		}
@@ -86,8 +86,8 @@ func TestImage(t *testing.T) {
 	})
 }
 
-// dockerDaemon starts a Docker of the test's own, which makes no rules and no bridge.
-func dockerDaemon(t *testing.T, dir string) (docker func(args ...string) string) {
+// dockerDaemon starts a Docker of the test's own.
+func dockerDaemon(t *testing.T, dir string, options ...string) (docker func(args ...string) string) {
 	t.Helper()
 	if err := exec.Command("mount", "-t", "cgroup2", "cgroup2", "/sys/fs/cgroup").Run(); err != nil {
 		t.Fatalf("mount cgroup2: %v", err)
@@ -98,8 +98,8 @@ func dockerDaemon(t *testing.T, dir string) (docker func(args ...string) string)
 	}
 	defer log.Close()
 	socket := "unix://" + dir + "/docker.sock"
-	daemon := exec.Command("dockerd", "--data-root", dir+"/root", "--exec-root", dir+"/exec", "-H", socket, "--pidfile", dir+"/pid", "--storage-driver", "vfs",
-		"--containerd", "", "--exec-opt", "native.cgroupdriver=cgroupfs", "--iptables=false", "--bridge", "none")
+	daemon := exec.Command("dockerd", append([]string{"--data-root", dir + "/root", "--exec-root", dir + "/exec", "-H", socket, "--pidfile", dir + "/pid", "--storage-driver", "vfs",
+		"--containerd", "", "--exec-opt", "native.cgroupdriver=cgroupfs"}, options...)...)
 	daemon.Stdout, daemon.Stderr = log, log
 	if err := daemon.Start(); err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"natkit/internal/diagnose/follow"
 	"natkit/internal/diagnose/trace"
 	"natkit/internal/kernel/netns"
+	"natkit/internal/kernel/observe"
 	"natkit/internal/nat/control"
 	"natkit/internal/ui/report"
 )
@@ -55,6 +57,9 @@ priority -101 on and the conntrack entry are shown then, or where it was dropped
 --now, or --interface, all of it is attached at the start: the first packet is seen
 completely, and connections that nothing tracks are seen; every packet of this machine
 takes some 20 % more processor time.
+
+A conntrack entry of a followed connection that ends before its time is shown too:
+evicted from a full table, or deleted. natkit asks for the entries twice a second.
 
 With -o json each packet is an object in a line of its own, then one with the totals.
 -o html is one page with a sequence drawing per packet, -o pcapng a capture for
@@ -117,6 +122,8 @@ Wireshark, in which each frame has its step as comment.`,
 		if err := traceAt(&o, e.netns, device); err != nil {
 			return err
 		}
+		var shown presenter
+		o.Ended = func(end trace.EntryEnd) error { return shown.ended(end) }
 		run, err := follow.Open(o)
 		if err != nil {
 			return err
@@ -128,7 +135,10 @@ Wireshark, in which each frame has its step as comment.`,
 			ctx, stop = context.WithTimeout(ctx, total)
 			defer stop()
 		}
-		return e.trace(ctx, run, *out, dropsOnly, packets)
+		if shown, err = e.tracePresenter(*out); err != nil {
+			return err
+		}
+		return e.trace(ctx, run, shown, dropsOnly, packets)
 	}
 	return cmd
 }
@@ -146,27 +156,24 @@ func packetPrograms(ref string) (follow.Program, error) {
 var errEnough = errors.New("enough packets")
 
 // trace shows packets until ctx ends or there were enough.
-func (e *env) trace(ctx context.Context, run *follow.Run, output string, dropsOnly bool, packets uint32) error {
+func (e *env) trace(ctx context.Context, run *follow.Run, p presenter, dropsOnly bool, packets uint32) error {
 	summary, err := run.Summary()
 	if err != nil {
 		return err
 	}
-	fmt.Fprint(e.stderr, report.TraceMissing(summary))
+	fmt.Fprint(e.stderr, report.TraceMissing(summary.Missing, terminalWidth(e.stderr)))
+	known := summary.Missing
 	if run.Waiting() {
 		fmt.Fprintln(e.stderr, "waiting for a new connection or a drop (--now sees every packet); Ctrl-C ends it")
 	} else {
 		fmt.Fprintln(e.stderr, "tracing; Ctrl-C ends it")
 	}
-	show, end, err := e.tracePresenter(output)
-	if err != nil {
-		return err
-	}
 	shown := uint32(0)
-	err = run.Watch(ctx, func(p trace.Packet) error {
-		if dropsOnly && p.End.Outcome != trace.Died {
+	err = run.Watch(ctx, func(packet trace.Packet) error {
+		if dropsOnly && packet.End.Outcome != trace.Died {
 			return nil
 		}
-		if err := show(p); err != nil {
+		if err := p.packet(packet); err != nil {
 			return err
 		}
 		if shown++; shown == packets {
@@ -180,40 +187,66 @@ func (e *env) trace(ctx context.Context, run *follow.Run, output string, dropsOn
 	if summary, err = run.Summary(); err != nil {
 		return err
 	}
-	return unlessPipeClosed(end(summary))
+	later := slices.DeleteFunc(slices.Clone(summary.Missing), func(m observe.Missing) bool { return slices.Contains(known, m) })
+	fmt.Fprint(e.stderr, report.TraceMissing(later, terminalWidth(e.stderr))) // of namespaces that were made since
+	return unlessPipeClosed(p.end(summary))
 }
 
-// tracePresenter returns what shows a packet, and what shows the totals.
-func (e *env) tracePresenter(output string) (show func(trace.Packet) error, end func(follow.Summary) error, err error) {
+// presenter shows packets, conntrack entries that ended, and the totals.
+type presenter struct {
+	packet func(trace.Packet) error
+	ended  func(trace.EntryEnd) error
+	end    func(follow.Summary) error
+}
+
+// tracePresenter returns that of an output.
+func (e *env) tracePresenter(output string) (p presenter, err error) {
 	var clock unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock); err != nil {
-		return nil, nil, fmt.Errorf("read clock: %w", err)
+		return p, fmt.Errorf("read clock: %w", err)
 	}
 	boot := time.Now().Add(-time.Duration(clock.Nano()))
 	switch output {
 	case "json":
-		return func(p trace.Packet) error { return report.JSONLine(e.stdout, p) },
-			func(s follow.Summary) error { return report.JSONLine(e.stdout, s) }, nil
+		p.packet = func(packet trace.Packet) error { return report.JSONLine(e.stdout, packet) }
+		p.ended = func(end trace.EntryEnd) error { return report.JSONLine(e.stdout, end) }
+		p.end = func(s follow.Summary) error { return report.JSONLine(e.stdout, s) }
 	case "html":
 		var all []trace.Packet
-		return func(p trace.Packet) error {
-				if all = append(all, p); len(all) == maxDrawn {
-					return errEnough
-				}
-				return nil
-			}, func(s follow.Summary) error {
-				return report.TraceHTML(e.stdout, boot, all, s)
-			}, nil
+		var ended []trace.EntryEnd
+		p.packet = func(packet trace.Packet) error {
+			if all = append(all, packet); len(all) == maxDrawn {
+				return errEnough
+			}
+			return nil
+		}
+		p.ended = func(end trace.EntryEnd) error {
+			if len(ended) < maxDrawn {
+				ended = append(ended, end)
+			}
+			return nil
+		}
+		p.end = func(s follow.Summary) error { return report.TraceHTML(e.stdout, boot, all, ended, s) }
 	case "pcapng":
 		capture, err := trace.NewPcapng(e.stdout, boot.UnixNano())
 		if err != nil {
-			return nil, nil, err
+			return p, err
 		}
-		return func(p trace.Packet) error { return capture.Packet(p, report.TraceComment) },
-			func(follow.Summary) error { return nil }, nil
+		p.packet = func(packet trace.Packet) error { return capture.Packet(packet, report.TraceComment) }
+		// A capture has no place for these.
+		p.ended = func(end trace.EntryEnd) error {
+			_, err := fmt.Fprintln(e.stderr, report.TraceEnded(end, boot))
+			return err
+		}
+		p.end = func(s follow.Summary) error {
+			_, err := fmt.Fprint(e.stderr, report.TraceLost(s))
+			return err
+		}
+	default:
+		text := report.NewTraceText(e.stdout, terminalWidth(e.stdout), boot)
+		p = presenter{text.Packet, text.Ended, text.End}
 	}
-	text := report.NewTraceText(e.stdout, terminalWidth(e.stdout), boot)
-	return text.Packet, text.End, nil
+	return p, nil
 }
 
 // maxDrawn is how many packets one page shows.

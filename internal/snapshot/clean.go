@@ -14,6 +14,9 @@ import (
 // or a line of a foreign file may hold anything, also what a terminal would obey.
 func Clean(s *Snapshot) { cleanValue(reflect.ValueOf(s).Elem()) }
 
+// CleanAny is Clean for what a pointer leads to.
+func CleanAny(pointer any) { cleanValue(reflect.ValueOf(pointer).Elem()) }
+
 func cleanValue(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:

@@ -96,6 +96,8 @@ type TraceEntry struct {
 	Original  TraceTuple `json:"original"`
 	Reply     TraceTuple `json:"reply"`
 	Confirmed bool       `json:"confirmed"`
+	// Replaces: the connection had another one before, which is gone.
+	Replaces bool `json:"replaces,omitempty"`
 }
 
 // TraceRoute is where routing leads.

@@ -34,6 +34,9 @@ type Options struct {
 	Wait bool
 	// Programs are natkit's own, whose steps are told; nil for none.
 	Programs ProgramReader
+	// Ended is called by Watch for conntrack entries of followed connections that ended before their time; nil: nobody
+	// asks for them.
+	Ended func(trace.EntryEnd) error
 }
 
 // Summary is what a run came to.
@@ -53,7 +56,11 @@ type Run struct {
 	at       *attachment
 	begun    chan struct{} // while waiting: a connection has matched; nil: it never waits
 	waits    atomic.Bool
-	look     time.Time // when new namespaces are looked for
+	lost     atomic.Uint64 // times that rules were lost
+	look     time.Time     // when new namespaces are looked for
+
+	entries entries
+	ended   func(trace.EntryEnd) error
 
 	early map[metRule]bool // what was read while waiting
 	last  uint64           // when a packet was last seen
@@ -107,7 +114,7 @@ func Open(o Options) (*Run, error) {
 			A: observe.PacketEnd(o.Flow.A), B: observe.PacketEnd(o.Flow.B), Port: o.Port,
 			Protocol: trace.Protocols[o.Flow.Protocol], Netns: o.Netns, Ifindex: o.Ifindex, Rate: o.Rate,
 		},
-		programs: o.Programs, early: map[metRule]bool{},
+		programs: o.Programs, ended: o.Ended, early: map[metRule]bool{},
 	}
 	r.joined = trace.NewAssembler(r)
 	var err error
@@ -118,6 +125,9 @@ func Open(o Options) (*Run, error) {
 		err = r.waitFirst()
 	} else {
 		err = r.attach()
+	}
+	if err == nil {
+		err = r.packets.Begin()
 	}
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
@@ -147,7 +157,9 @@ func (r *Run) refresh() {
 	}
 	r.look = time.Now().Add(refreshEvery)
 	a := r.at
-	for _, place := range r.packets.Refresh() {
+	added, gone := r.packets.Refresh()
+	a.leave(gone)
+	for _, place := range added {
 		before := len(a.rules)
 		if a.waits {
 			r.waitIn(a, place)
@@ -157,6 +169,25 @@ func (r *Run) refresh() {
 		for _, t := range a.rules[before:] {
 			a.reader.Go(func() { r.read(a, t) })
 		}
+	}
+}
+
+// leave lets go of namespaces that have gone: they last as long as a socket in them.
+func (a *attachment) leave(gone []uint64) {
+	if len(gone) == 0 {
+		return
+	}
+	a.rules = slices.DeleteFunc(a.rules, func(t *observe.RuleTrace) bool {
+		if !slices.Contains(gone, t.Netns()) {
+			return false
+		}
+		_ = t.Close() // its reader ends by that
+		return true
+	})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, inode := range gone {
+		delete(a.books, inode)
 	}
 }
 
@@ -219,6 +250,10 @@ func (r *Run) read(a *attachment, t *observe.RuleTrace) {
 		default:
 		}
 		events, err := t.Read(time.Now().Add(wait))
+		if errors.Is(err, observe.ErrRulesLost) {
+			r.lost.Add(1)
+			err = nil
+		}
 		over := !ends.IsZero() && (err != nil || time.Now().After(ends))
 		if over || err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return
@@ -254,6 +289,9 @@ func (a *attachment) takeMet() []snapshot.TraceEvent {
 	return out
 }
 
+// maxKnown bounds what is remembered of tuples: those of connections that go on are learnt again.
+var maxKnown = 4096
+
 // mark has nftables report the rules of connections that got other tuples, too.
 func (r *Run) mark(e *snapshot.TraceEvent) {
 	a := r.at
@@ -263,8 +301,14 @@ func (r *Run) mark(e *snapshot.TraceEvent) {
 		tuples = append(tuples, e.Entry.Original, e.Entry.Reply)
 	}
 	tuples = slices.DeleteFunc(tuples, func(t snapshot.TraceTuple) bool { return a.known[t] })
-	if len(tuples) == 0 || len(a.known) > 100000 {
+	if len(tuples) == 0 {
 		return
+	}
+	if len(a.known) >= maxKnown {
+		clear(a.known)
+		for _, t := range a.rules {
+			_ = t.Forget() // what stays costs room alone
+		}
 	}
 	for _, t := range tuples {
 		a.known[t] = true
@@ -297,7 +341,11 @@ func (a *attachment) close() error {
 }
 
 // Missing is what can't be seen.
-func (r *Run) Missing() []observe.Missing { return slices.Concat(r.packets.Missing(), r.at.missing) }
+func (r *Run) Missing() []observe.Missing {
+	missing := slices.Concat(r.packets.Missing(), r.at.missing)
+	snapshot.CleanAny(&missing)
+	return missing
+}
 
 // tick is how often complete packets are looked for.
 const tick = 100 * time.Millisecond
@@ -328,12 +376,16 @@ func (r *Run) Watch(ctx context.Context, fn func(trace.Packet) error) error {
 				r.joined.Add(e)
 			}
 		}
+		if err := r.askEntries(); err != nil {
+			return err
+		}
 		over := ctx.Err() != nil
 		now := monotonic()
 		if over {
 			now = 0
 		}
 		for _, p := range r.joined.Take(now) {
+			snapshot.CleanAny(&p) // an interface or a chain may be called anything
 			if err := fn(p); err != nil {
 				return err
 			}
@@ -350,8 +402,23 @@ func (r *Run) Watch(ctx context.Context, fn func(trace.Packet) error) error {
 	}
 }
 
+// askEntries reports entries that ended.
+func (r *Run) askEntries() error {
+	for _, end := range r.entries.ask() {
+		end.Connection = r.joined.Connection(end.Tuple)
+		snapshot.CleanAny(&end)
+		if err := r.ended(end); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // take takes an event of the programs.
 func (r *Run) take(e snapshot.TraceEvent) {
+	if r.ended != nil {
+		r.entries.watch(&e)
+	}
 	r.mark(&e)
 	r.joined.Add(e)
 	r.last = e.TimeNS
@@ -360,7 +427,7 @@ func (r *Run) take(e snapshot.TraceEvent) {
 // Summary returns the totals until now.
 func (r *Run) Summary() (Summary, error) {
 	c, err := r.packets.Counts()
-	return Summary{Packets: c.Packets, Capped: c.Capped, Lost: c.Lost + r.joined.Lost(), Missing: r.Missing()}, err
+	return Summary{Packets: c.Packets, Capped: c.Capped, Lost: c.Lost + r.joined.Lost() + r.lost.Load(), Missing: r.Missing()}, err
 }
 
 // monotonic is the clock of the events.

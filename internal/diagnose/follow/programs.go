@@ -86,6 +86,9 @@ func (r *Run) learn(e *snapshot.TraceEvent) {
 	if len(a.programs) == 0 || a.asked[e.Tuple] >= maxAsked {
 		return
 	}
+	if len(a.asked) >= maxKnown {
+		clear(a.asked)
+	}
 	if a.asked[e.Tuple] == 0 {
 		_ = r.packets.Follow(e.Tuple) // without it the connection ends here
 	}

@@ -134,6 +134,9 @@ func (r *Run) await(ctx context.Context) error {
 			return r.begin()
 		default:
 		}
+		if err := r.askEntries(); err != nil {
+			return err
+		}
 		r.refresh()
 	}
 	return nil

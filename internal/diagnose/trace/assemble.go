@@ -17,6 +17,7 @@ type Assembler struct {
 	runs        []*run          // of nftables' trace, not joined yet
 	current     map[runKey]*run // the one that messages go on with
 	connections map[snapshot.TraceTuple]direction
+	confirmed   map[entryKey]uint64 // when an entry with this tuple was last seen
 	numbers     struct{ packets, connections int }
 	left        uint64 // events that found no room
 }
@@ -34,7 +35,19 @@ type run struct {
 	events []snapshot.TraceEvent
 }
 
+// chain is the base chain.
+func (r *run) chain() [3]string {
+	rule := r.events[0].Rule
+	return [3]string{rule.Family, rule.Table, rule.Chain}
+}
+
 type runKey struct{ netns, id uint64 }
+
+// entryKey is one direction of an entry.
+type entryKey struct {
+	netns uint64
+	tuple snapshot.TraceTuple
+}
 
 // direction of a connection: that of its first packet, or the other.
 type direction struct {
@@ -73,8 +86,11 @@ type Deriver interface {
 
 // NewAssembler returns an empty one. Without a deriver nothing is derived.
 func NewAssembler(d Deriver) *Assembler {
-	return &Assembler{deriver: d, open: map[uint64]*way{}, current: map[runKey]*run{}, connections: map[snapshot.TraceTuple]direction{}}
+	return &Assembler{deriver: d, open: map[uint64]*way{}, current: map[runKey]*run{}, connections: map[snapshot.TraceTuple]direction{}, confirmed: map[entryKey]uint64{}}
 }
+
+// Connection is the number of the connection that a tuple is of, 0 if it is of none that was seen.
+func (a *Assembler) Connection(t snapshot.TraceTuple) int { return a.connections[t].connection }
 
 // Lost is how many events found no room.
 func (a *Assembler) Lost() uint64 { return a.left }
@@ -103,9 +119,28 @@ func (a *Assembler) Add(e snapshot.TraceEvent) {
 		a.left++
 		return
 	}
+	a.confirm(&e)
 	w.events = append(w.events, e)
 	a.open[e.Packet] = w
 	a.connect(&e)
+}
+
+// confirm notes entries, and whether a new one has taken the place of one that was there: packets of the same new
+// connection that are on their way at once each have one for a moment.
+func (a *Assembler) confirm(e *snapshot.TraceEvent) {
+	if e.Entry == nil {
+		return
+	}
+	if len(a.confirmed) >= maxTuples {
+		clear(a.confirmed)
+	}
+	key := entryKey{e.Netns, e.Entry.Original}
+	if before, known := a.confirmed[key]; known && !e.Entry.Confirmed && e.TimeNS > before+settle {
+		e.Entry.Replaces = true
+	}
+	if e.Entry.Confirmed {
+		a.confirmed[key], a.confirmed[entryKey{e.Netns, e.Entry.Reply}] = e.TimeNS, e.TimeNS
+	}
 }
 
 // addRule takes an event of nftables' trace. The first of a base chain holds the packet's head.
@@ -288,7 +323,8 @@ func (a *Assembler) withRules(events []snapshot.TraceEvent) []snapshot.TraceEven
 	return out
 }
 
-// takeRuns takes the runs that are about the packet of a segment.
+// takeRuns takes the runs that are about the packet of a segment: of each base chain one, as another is about the next
+// packet of the same content.
 func (a *Assembler) takeRuns(segment []snapshot.TraceEvent) []*run {
 	from, to := segment[0].TimeNS, segment[len(segment)-1].TimeNS+settle
 	if p := segment[0].Point; p != snapshot.PointReceived && p != snapshot.PointMade {
@@ -297,7 +333,8 @@ func (a *Assembler) takeRuns(segment []snapshot.TraceEvent) []*run {
 	var out []*run
 	a.runs = slices.DeleteFunc(a.runs, func(r *run) bool {
 		e := &r.events[0]
-		mine := e.Netns == segment[0].Netns && e.Identity == segment[0].Identity && e.TimeNS >= from && e.TimeNS < to
+		mine := e.Netns == segment[0].Netns && e.Identity == segment[0].Identity && e.TimeNS >= from && e.TimeNS < to &&
+			!slices.ContainsFunc(out, func(o *run) bool { return o.chain() == r.chain() })
 		if mine {
 			out = append(out, r)
 		}

@@ -3,6 +3,8 @@
 package trace
 
 import (
+	"math"
+	"slices"
 	"testing"
 
 	"natkit/internal/snapshot"
@@ -57,5 +59,33 @@ func TestFreedBySocket(t *testing.T) {
 	packets := a.Take(0)
 	if len(packets) != 1 || packets[0].End.Outcome != Arrived || packets[0].End.Namespace != "client" || len(packets[0].Steps) != 1 {
 		t.Errorf("%+v", packets)
+	}
+}
+
+// Two packets of the same content, one shortly behind the other, have met the same rule once each.
+func TestRulesOfAlikePackets(t *testing.T) {
+	a := NewAssembler(nil)
+	const start, apart = 10_000_000_000, 1_000_000
+	for i := range uint64(3) {
+		at := start + i*apart
+		a.Add(snapshot.TraceEvent{TimeNS: at, Netns: 1, Identity: 7, Packet: i + 1, Point: snapshot.PointReceived})
+		a.Add(snapshot.TraceEvent{TimeNS: at + 200_000, Netns: 1, Identity: 7, Packet: i + 1, Point: snapshot.PointHook, Hook: "forward", Priority: math.MaxInt32 - 1})
+	}
+	for i := range uint64(3) { // reported later
+		for _, chain := range []string{"early", "forward"} {
+			a.Add(snapshot.TraceEvent{TimeNS: start + i*apart + 2*apart, Netns: 1, Identity: 7, Packet: 100 + i, Hook: "forward", Head: []byte{0x45}, Point: snapshot.PointRule,
+				Rule: &snapshot.TraceRule{Family: "ip", Table: "fw", Chain: chain, Handle: 2 + i, Verdict: "accept"}})
+		}
+	}
+	for i, p := range a.Take(0) {
+		var rules []uint64
+		for _, s := range p.Steps {
+			if s.Rule != nil {
+				rules = append(rules, s.Rule.Handle)
+			}
+		}
+		if want := uint64(2 + i); !slices.Equal(rules, []uint64{want, want}) {
+			t.Errorf("packet %d met rules %v, want %d twice", i+1, rules, want)
+		}
 	}
 }

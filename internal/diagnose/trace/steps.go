@@ -114,7 +114,11 @@ func (t *follower) tracking(e *snapshot.TraceEvent) {
 		}
 	case t.entry != nil && t.entry.ID == e.Entry.ID:
 	case e.Entry.State == "new" && !e.Entry.Confirmed:
-		t.add(e, NewEntry, e.Entry.Original.Ends())
+		detail := e.Entry.Original.Ends()
+		if e.Entry.Replaces {
+			detail += "; the one before is gone: evicted, expired or deleted"
+		}
+		t.add(e, NewEntry, detail)
 	default:
 		way := "original direction"
 		if e.Entry.IsReply {
@@ -299,7 +303,7 @@ func (t *follower) end() End {
 			end.Why = "last seen in hook " + last.Hook
 		}
 		if last.Point == snapshot.PointQueued {
-			end.Why = "it waits in the qdisc, or was taken by a program or queue there"
+			end.Why = "it waits in the qdisc, was cut into segments for the device, or was taken by a program or queue there"
 		}
 	}
 	return end

@@ -104,6 +104,29 @@ const (
 	Vanished  Outcome = "not seen again" // inside of the stack
 )
 
+// EntryEnd is the end of a conntrack entry of a followed connection, before its time: its next packets belong to no
+// connection, and are not translated as before.
+type EntryEnd struct {
+	Connection  int      `json:"connection"` // as in Packet
+	Namespace   string   `json:"netns"`
+	Original    string   `json:"tuple"`        // of its original direction
+	TimeNS      uint64   `json:"monotonic_ns"` // CLOCK_MONOTONIC, when it was missed
+	LeftSeconds uint32   `json:"left_s"`       // that it would have had
+	How         EntryHow `json:"outcome"`
+	Why         string   `json:"note"`
+
+	Tuple snapshot.TraceTuple `json:"-"`
+}
+
+// EntryHow is how an entry ended.
+type EntryHow string
+
+// How entries end before their time.
+const (
+	EntryEvicted EntryHow = "evicted" // by the kernel, from a full table
+	EntryGone    EntryHow = "deleted"
+)
+
 // String names the rule as its program lists it.
 func (r *Rule) String() string {
 	var b strings.Builder

@@ -9,6 +9,7 @@ package observe
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -77,6 +78,13 @@ func (n *namespaces) ref(inode uint64) (ref string, ok bool) {
 		n.unknown[inode] = true
 	}
 	return ref, ok
+}
+
+// forget forgets what is known of a namespace that has gone: another may get its number.
+func (n *namespaces) forget(inode uint64) {
+	delete(n.refs, inode)
+	delete(n.unknown, inode)
+	maps.DeleteFunc(n.interfaces, func(key deviceKey, _ string) bool { return key.netns == inode })
 }
 
 // learn looks once for those of several that are not known, where many come and go.

@@ -41,6 +41,12 @@ type RuleTrace struct {
 	mu     sync.Mutex
 }
 
+// ErrRulesLost is an error of Read after which it goes on: there was no room for rules that the kernel reported.
+var ErrRulesLost = errors.New("rules that the kernel reported were lost")
+
+// Netns is the inode number of the namespace.
+func (t *RuleTrace) Netns() uint64 { return t.inode }
+
 // ruleTraceTable names the table; the number of the process keeps two traces apart.
 func ruleTraceTable() string { return fmt.Sprintf("natkit-trace-%d", os.Getpid()) }
 
@@ -53,7 +59,6 @@ const (
 	nftCtSrcIP6     = 21
 	nftCtDstIP6     = 22
 	nftReg32        = 8 // NFT_REG32_00
-	maxTraceTuples  = 4096
 	traceReadBuffer = 4 << 20
 )
 
@@ -133,7 +138,7 @@ func (t *RuleTrace) Follow(tuples ...snapshot.TraceTuple) error {
 	defer t.mu.Unlock()
 	var messages []netlink.Message
 	for _, tuple := range tuples {
-		if t.known[tuple] || len(t.known) >= maxTraceTuples || !portsByName(tuple.Protocol) {
+		if t.known[tuple] || !portsByName(tuple.Protocol) {
 			continue
 		}
 		t.known[tuple] = true
@@ -149,6 +154,17 @@ func (t *RuleTrace) Follow(tuples ...snapshot.TraceTuple) error {
 		}
 	}
 	return t.batch(messages)
+}
+
+// Forget marks packets of the filter alone again.
+func (t *RuleTrace) Forget() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	clear(t.known)
+	if !t.asks {
+		return nil
+	}
+	return t.batch([]netlink.Message{emptied(0), emptied(1)})
 }
 
 func portsByName(protocol string) bool {
@@ -170,6 +186,9 @@ func (t *RuleTrace) Read(until time.Time) ([]snapshot.TraceEvent, error) {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil, os.ErrDeadlineExceeded
 	}
+	if errors.Is(err, unix.ENOBUFS) {
+		return nil, ErrRulesLost
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", traceRules, err)
 	}
@@ -181,7 +200,7 @@ func (t *RuleTrace) Read(until time.Time) ([]snapshot.TraceEvent, error) {
 		e, device, err := traceEvent(m.Data[4:])
 		e.Rule.Family = traceFamilies[m.Data[0]]
 		if err != nil {
-			return out, fmt.Errorf("%s: %w", traceRules, err)
+			return out, ErrRulesLost
 		}
 		if e.Rule.Table == ruleTraceTable() || e.Rule.Handle == 0 && e.Point == snapshot.PointRule && e.Head == nil {
 			continue // natkit's own, or the end of a chain that was jumped to
@@ -626,6 +645,14 @@ func followedMatch(i int) []expression {
 			ae.Uint32(unix.NFTA_LOOKUP_SREG, nftReg32)
 		}},
 	}
+}
+
+// emptied takes all elements out of the set of a family.
+func emptied(i int) netlink.Message {
+	return message(unix.NFT_MSG_DELSETELEM, 0, func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_SET_ELEM_LIST_TABLE, ruleTraceTable())
+		ae.String(unix.NFTA_SET_ELEM_LIST_SET, followedSets[i])
+	})
 }
 
 // element adds a tuple to its set.

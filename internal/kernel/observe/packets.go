@@ -44,8 +44,9 @@ type PacketFilter struct {
 // Packets follows packets, from Attach until Detach or Close. Read is for one goroutine.
 type Packets struct {
 	objs       packetsObjects
-	hooks      bool // the kernel has programs of that type
-	links      []link.Link
+	hooks      bool                   // the kernel has programs of that type
+	links      []link.Link            // of tracepoints
+	hung       map[uint64][]link.Link // on the hooks of a namespace
 	reader     *ringbuf.Reader
 	reasons    reasons
 	symbols    *symbols
@@ -127,9 +128,18 @@ func LoadPackets(f PacketFilter) (*Packets, error) {
 
 // clear forgets where programs were attached, and what they saw there.
 func (p *Packets) clear() {
-	p.links, p.missing = nil, nil
+	p.links, p.hung, p.missing = nil, map[uint64][]link.Link{}, nil
 	p.places, p.passes, p.looks = map[placeKey][]int{}, map[uint64]pass{}, map[uint64]*look{}
 	p.namespaces = newNamespaces()
+}
+
+// Begin has the programs follow packets of the filter: when Refresh has added what hangs on hooks, the first of them
+// is seen on all of its path.
+func (p *Packets) Begin() error {
+	if err := p.objs.Begun.Set(uint32(1)); err != nil {
+		return fmt.Errorf("%s: begin: %w", followPackets, err)
+	}
+	return nil
 }
 
 // Attach has the programs see packets. Refresh adds what hangs on hooks.
@@ -188,13 +198,32 @@ func (p *Packets) trace(programs ...*ebpf.Program) error {
 
 // Detach has the programs see nothing. Counts go on.
 func (p *Packets) Detach() error {
-	var errs []error
-	for _, l := range p.links {
-		errs = append(errs, l.Close())
-	}
+	errs := p.unhook()
 	p.clear()
 	// Of the packets that are under way nothing more is known.
 	return errors.Join(append(errs, p.objs.Followed.Set(make([]uint64, p.objs.Followed.Size()/8)))...)
+}
+
+// unhook takes the programs from wherever they are attached.
+func (p *Packets) unhook() (errs []error) {
+	for inode := range p.hung {
+		errs = append(errs, p.leave(inode))
+	}
+	for _, l := range p.links {
+		errs = append(errs, l.Close())
+	}
+	return errs
+}
+
+// leave takes the programs from the hooks of a namespace.
+func (p *Packets) leave(inode uint64) error {
+	var errs []error
+	for _, l := range p.hung[inode] {
+		errs = append(errs, l.Close())
+	}
+	delete(p.hung, inode)
+	maps.DeleteFunc(p.places, func(key placeKey, _ []int) bool { return key.netns == inode })
+	return errors.Join(errs...)
 }
 
 // Forget has the programs follow no connection but those that they find from now on. It is for a time in which
@@ -283,9 +312,32 @@ func (f PacketFilter) configure(spec *ebpf.CollectionSpec) error {
 
 // look is how often a namespace without hooks is looked at again: often when it is new, rarely later.
 type look struct {
+	by    reference
 	done  bool // it is attached to, or can't be
 	next  time.Time
 	pause time.Duration
+}
+
+// reference is what leads to a namespace. The number of one that has gone is soon that of another, which something else
+// leads to; one that natkit is attached to keeps its number.
+type reference struct {
+	ref     string
+	process int
+	cookie  uint64 // of one with no process
+}
+
+func referenceOf(place netns.Place) reference {
+	r := reference{ref: place.Ref}
+	if len(place.Processes) > 0 {
+		r.process = place.Processes[0]
+		return r
+	}
+	if h, err := netns.Open(place.Ref); err == nil {
+		defer h.Close()
+		id, _ := h.ID() // without it the name must do
+		r.cookie = id.Cookie
+	}
+	return r
 }
 
 const (
@@ -294,24 +346,41 @@ const (
 )
 
 // Refresh looks for namespaces in which something hangs on the hooks, and puts programs there. It returns those that it did not
-// know: all at first, later those that were made or got rules since.
-func (p *Packets) Refresh() (added []HookedPlace) {
+// know: all at first, later those that were made or got rules since; and those that nothing leads to any more, which the
+// programs have left: a namespace lasts as long as something hangs on its hooks.
+func (p *Packets) Refresh() (added []HookedPlace, gone []uint64) {
 	lister := OpenHooks()
 	defer lister.Close()
 	all, err := netns.All()
 	if err != nil {
 		p.missing = append(p.missing, Missing{What: insideHooks, Why: err.Error()})
-		return nil
+		return nil, nil
 	}
 	there, now := map[uint64]bool{}, time.Now()
 	for _, place := range all {
 		there[place.Inode] = true
+	}
+	for inode := range p.looks {
+		if !there[inode] {
+			gone = append(gone, inode)
+			delete(p.looks, inode)
+			p.namespaces.forget(inode)
+			_ = p.leave(inode) // with the namespace all of it goes
+		}
+	}
+	for _, place := range all {
 		l := p.looks[place.Inode]
-		if l == nil {
-			l = &look{pause: firstLookAgain}
+		if l != nil && l.done {
+			continue
+		}
+		if by := referenceOf(place); l == nil || l.by != by {
+			if l != nil {
+				p.namespaces.forget(place.Inode)
+			}
+			l = &look{by: by, pause: firstLookAgain}
 			p.looks[place.Inode] = l
 		}
-		if l.done || now.Before(l.next) {
+		if now.Before(l.next) {
 			continue
 		}
 		l.next, l.pause = now.Add(l.pause), min(2*l.pause, lastLookAgain)
@@ -324,8 +393,7 @@ func (p *Packets) Refresh() (added []HookedPlace) {
 		}
 		l.done = err != nil || hooked != nil
 	}
-	maps.DeleteFunc(p.looks, func(inode uint64, _ *look) bool { return !there[inode] })
-	return added
+	return added, gone
 }
 
 const insideHooks = "packets inside netfilter hooks"
@@ -364,7 +432,7 @@ func (p *Packets) hang(program *ebpf.Program, key placeKey, priority int) error 
 	if err != nil {
 		return refused("watch "+insideHooks, err)
 	}
-	p.links = append(p.links, l)
+	p.hung[key.netns] = append(p.hung[key.netns], l)
 	p.places[key] = append(p.places[key], priority)
 	return nil
 }
@@ -479,10 +547,7 @@ func (p *Packets) Counts() (PacketCounts, error) {
 
 // Close detaches everything.
 func (p *Packets) Close() error {
-	var errs []error
-	for _, l := range p.links {
-		errs = append(errs, l.Close())
-	}
+	errs := p.unhook()
 	if p.reader != nil {
 		errs = append(errs, p.reader.Close())
 	}

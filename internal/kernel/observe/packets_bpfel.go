@@ -109,6 +109,7 @@ const (
 	packetsProgPacketQueued   = "packet_queued"
 	packetsProgPacketReceived = "packet_received"
 	packetsProgPacketSent     = "packet_sent"
+	packetsVarBegun           = "begun"
 	packetsVarCounts          = "counts"
 	packetsVarFilter          = "filter"
 	packetsVarFollowed        = "followed"
@@ -178,6 +179,7 @@ type packetsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsVariableSpecs struct {
+	Begun    *ebpf.VariableSpec `ebpf:"begun"`
 	Counts   *ebpf.VariableSpec `ebpf:"counts"`
 	Filter   *ebpf.VariableSpec `ebpf:"filter"`
 	Followed *ebpf.VariableSpec `ebpf:"followed"`
@@ -218,6 +220,7 @@ func (m *packetsMaps) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsVariables struct {
+	Begun    *ebpf.Variable `ebpf:"begun"`
 	Counts   *ebpf.Variable `ebpf:"counts"`
 	Filter   *ebpf.Variable `ebpf:"filter"`
 	Followed *ebpf.Variable `ebpf:"followed"`

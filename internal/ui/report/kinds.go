@@ -58,6 +58,7 @@ var Kinds = []Kind{
 	{sink.Kind, sink.Version, sink.File{}, "log", "log --sink json:///var/log/nat.json"},
 	{"who", 1, Who{}, "who", "who 198.51.100.1:5000 tcp --at 1h -o json | jq -r '.found[].internal.address'"},
 	{"trace-packet", 1, trace.Packet{}, "trace", "trace --host 192.0.2.1 -o json | jq .end"},
+	{"trace-entry", 1, trace.EntryEnd{}, "trace", "trace --host 192.0.2.1 -o json | jq 'select(.left_s)'"},
 	{"trace-summary", 1, follow.Summary{}, "trace", "trace --host 192.0.2.1 -o json | jq .packets"},
 	{kindConntrackEntry, 1, ConntrackEntry{}, "conntrack list", "conntrack list -o json | jq -r .original.source.address"},
 	{"conntrack-stats", 1, ConntrackStats{}, "conntrack stats", "conntrack stats -o json | jq .by_state"},

@@ -23,7 +23,11 @@ type TraceText struct {
 	width       int       // of the terminal; 0: lines are not broken
 	boot        time.Time // when CLOCK_MONOTONIC was 0
 	connections map[int]*tracedConnection
+	others      struct{ last, connections, packets, dropped int } // beyond maxConnections: the highest number, and how many
 }
+
+// maxConnections are listed at the end of a trace; of others there are sums.
+const maxConnections = 1000
 
 type tracedConnection struct {
 	tuple            string
@@ -211,6 +215,10 @@ func endText(e trace.End) string {
 // count adds a packet to its connection.
 func (t *TraceText) count(p trace.Packet) {
 	c := t.connections[p.Connection]
+	if c == nil && len(t.connections) >= maxConnections {
+		t.countOther(p)
+		return
+	}
 	if c == nil {
 		c = &tracedConnection{tuple: p.Tuple, protocol: p.Protocol}
 		t.connections[p.Connection] = c
@@ -236,6 +244,17 @@ func (t *TraceText) count(p trace.Packet) {
 	}
 }
 
+func (t *TraceText) countOther(p trace.Packet) {
+	o := &t.others
+	if o.packets++; p.Connection > o.last {
+		o.connections++
+		o.last = p.Connection
+	}
+	if p.End.Outcome == trace.Died && !p.End.Benign {
+		o.dropped++
+	}
+}
+
 // End writes what it came to.
 func (t *TraceText) End(s follow.Summary) error {
 	var b strings.Builder
@@ -253,21 +272,42 @@ func (t *TraceText) End(s follow.Summary) error {
 			b.WriteString(broken("  "+text, t.width, 4) + "\n")
 		}
 	}
-	if s.Capped > 0 {
-		fmt.Fprintf(&b, "%s matched beyond --rate and were not traced.\n", plural.Count(s.Capped, "packet"))
+	if o := t.others; o.connections > 0 {
+		fmt.Fprintf(&b, "%s more: %s, %d dropped\n", plural.Count(o.connections, "connection"), plural.Count(o.packets, "packet"), o.dropped)
 	}
-	if s.Lost > 0 {
-		fmt.Fprintf(&b, "%s found no room and are missing above.\n", plural.Count(s.Lost, "step"))
-	}
+	b.WriteString(TraceLost(s))
 	_, err := io.WriteString(t.w, b.String())
 	return err
 }
 
-// TraceMissing writes what a trace can't see.
-func TraceMissing(s follow.Summary) string {
+// Ended writes that an entry ended.
+func (t *TraceText) Ended(e trace.EntryEnd) error {
+	_, err := io.WriteString(t.w, broken(TraceEnded(e, t.boot), t.width, 2)+"\n\n")
+	return err
+}
+
+// TraceEnded says that a conntrack entry ended.
+func TraceEnded(e trace.EntryEnd, boot time.Time) string {
+	return fmt.Sprintf("connection %d: its conntrack entry in %s (%s) was %s at %s, %d s before its end: %s",
+		e.Connection, namespaceLabel(e.Namespace), e.Original, e.How, boot.Add(time.Duration(e.TimeNS)).Format("15:04:05.0"), e.LeftSeconds, e.Why)
+}
+
+// TraceLost writes what was not traced, "" if all was.
+func TraceLost(s follow.Summary) (text string) {
+	if s.Capped > 0 {
+		text += "Not traced: " + plural.Count(s.Capped, "packet") + " that matched beyond --rate.\n"
+	}
+	if s.Lost > 0 {
+		text += "Missing above: " + plural.Count(s.Lost, "step") + " for which there was no room.\n"
+	}
+	return text
+}
+
+// TraceMissing writes what a trace can't see, in lines of width columns.
+func TraceMissing(missing []observe.Missing, width int) string {
 	var b strings.Builder
-	for _, m := range s.Missing {
-		b.WriteString(missingText(m) + "\n")
+	for _, m := range missing {
+		b.WriteString(broken(missingText(m), width, 4) + "\n")
 	}
 	return b.String()
 }

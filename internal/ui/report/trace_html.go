@@ -20,7 +20,7 @@ var traceStyle string
 
 // TraceHTML writes a trace as one page of sequence drawings: a column for each namespace, in the
 // order in which packets came to them, time from top to bottom.
-func TraceHTML(w io.Writer, boot time.Time, packets []trace.Packet, s follow.Summary) error {
+func TraceHTML(w io.Writer, boot time.Time, packets []trace.Packet, ended []trace.EntryEnd, s follow.Summary) error {
 	var namespaces []string
 	for i := range packets {
 		for j := range packets[i].Steps {
@@ -35,6 +35,9 @@ func TraceHTML(w io.Writer, boot time.Time, packets []trace.Packet, s follow.Sum
 	}
 	if s.Capped+s.Lost > 0 {
 		body += tag("p.note", text(fmt.Sprintf("%s beyond --rate were not traced, %s were lost.", plural.Count(s.Capped, "packet"), plural.Count(s.Lost, "step"))))
+	}
+	for _, e := range ended {
+		body += tag("p.note", text(TraceEnded(e, boot)))
 	}
 	for i := range packets {
 		body += tracedPacket(&packets[i], boot, namespaces)

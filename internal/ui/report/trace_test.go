@@ -53,3 +53,29 @@ func TestTraceLadderFits(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// However many connections a trace has, few are remembered; the others are counted.
+func TestTraceManyConnections(t *testing.T) {
+	var b strings.Builder
+	text := NewTraceText(&b, 80, time.Unix(0, 0))
+	const more = 500
+	for i := range maxConnections + more {
+		for range 2 {
+			if err := text.Packet(trace.Packet{Number: 1, Connection: i + 1, Protocol: "udp", Tuple: "10.0.0.5:4000 -> 198.51.100.1:53", End: trace.End{Outcome: trace.Died, Why: "no route"}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	b.Reset()
+	if err := text.End(follow.Summary{Capped: 1, Lost: 2}); err != nil {
+		t.Fatal(err)
+	}
+	if len(text.connections) > maxConnections {
+		t.Errorf("%d connections are remembered", len(text.connections))
+	}
+	for _, want := range []string{"\n500 connections more: 1000 packets, 1000 dropped\n", "\nNot traced: 1 packet that matched beyond --rate.\n", "\nMissing above: 2 steps for which there was no room.\n"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in ...%s", want, b.String()[max(0, b.Len()-300):])
+		}
+	}
+}

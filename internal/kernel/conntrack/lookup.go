@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Lookup asks for single entries of the calling thread's namespace, by family, protocol and the tuple of their original
+// direction: it costs the kernel no walk through the table. The result has an element for each that is wanted, nil where
+// there is no such entry.
+func Lookup(ctx context.Context, wanted []Flow) ([]*Flow, error) {
+	s, err := openSocket(ctx, 0)
+	if err != nil {
+		return nil, fmt.Errorf("look up conntrack entries: %w", err)
+	}
+	defer s.close()
+	found := make([]*Flow, len(wanted))
+	for i := range wanted {
+		var m message
+		s.seq++
+		m.begin(msgGet, 0, s.seq, wanted[i].Family)
+		m.name(&wanted[i])
+		m.end()
+		if err = s.send(m.b); err == nil {
+			found[i], err = s.readOne()
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look up conntrack entries: %w", err)
+		}
+	}
+	return found, nil
+}
+
+// readOne reads the answer to what message s.seq asked for, nil if there is no such entry.
+func (s *socket) readOne() (found *Flow, err error) {
+	for over := false; !over && err == nil; {
+		var b []byte
+		if b, err = s.receive(); err != nil {
+			return nil, err
+		}
+		failure := eachMessage(b, func(typ, _ uint16, seq uint32, payload []byte) bool {
+			switch {
+			case seq != s.seq:
+			case typ == msgNew:
+				f := &Flow{}
+				if err, over = f.parse(payload), true; err == nil {
+					found = f
+				}
+			case typ == unix.NLMSG_ERROR:
+				over = true
+				if errno, ok := errorOf(payload); ok && errno != 0 && errno != unix.ENOENT {
+					err = explain(errno)
+				}
+			}
+			return !over
+		})
+		err = errors.Join(err, failure)
+	}
+	return found, err
+}
+
+// EarlyDrops is how many entries the calling thread's namespace has evicted from its full table, to make room for new ones,
+// since it was made.
+func EarlyDrops() (sum uint64, err error) {
+	data, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
+	if err != nil {
+		return 0, err
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	column := -1
+	for i, name := range strings.Fields(lines[0]) {
+		if name == "early_drop" {
+			column = i
+		}
+	}
+	for _, line := range lines[1:] { // of each processor, hexadecimal
+		fields := strings.Fields(line)
+		if column < 0 || column >= len(fields) {
+			return 0, fmt.Errorf("conntrack counters: no early_drop in %q", line)
+		}
+		n, err := strconv.ParseUint(fields[column], 16, 64)
+		if err != nil {
+			return 0, fmt.Errorf("conntrack counters: %w", err)
+		}
+		sum += n
+	}
+	return sum, nil
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"natkit/internal/kernel/netns"
+	"natkit/internal/testutil/ktest"
+)
+
+// Rules for which the kernel found no room are an error, behind which the next ones are read.
+func TestRulesLost(t *testing.T) {
+	ktest.Root(t)
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	name := ktest.Name(t)
+	if err := ns.Pin(name); err != nil {
+		t.Fatal(err)
+	}
+	id, err := ns.ID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Unpin(name, id)
+	var c net.Conn
+	if err := ns.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err == nil {
+			err = netlink.LinkSetUp(lo)
+		}
+		if err != nil {
+			return err
+		}
+		for _, command := range []string{"add table ip fw", "add chain ip fw out { type filter hook output priority 0 ; }", "add rule ip fw out udp dport 9 counter", "add rule ip fw out udp dport 9 accept"} {
+			if err := exec.Command(ktest.Tool(t, "nft"), strings.Fields(command)...).Run(); err != nil {
+				return err
+			}
+		}
+		c, err = net.Dial("udp4", "127.0.0.1:9")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	tr, err := OpenRuleTrace(netns.Place{Ref: name, Inode: ns.Inode()}, PacketFilter{Protocol: unix.IPPROTO_UDP, Rate: 1_000_000}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	if err := tr.events.SetReadBuffer(64 << 10); err != nil {
+		t.Fatal(err)
+	}
+	read := func() (rules int, lost bool) {
+		for {
+			events, err := tr.Read(time.Now().Add(100 * time.Millisecond))
+			rules += len(events)
+			switch {
+			case errors.Is(err, ErrRulesLost):
+				lost = true
+			case errors.Is(err, os.ErrDeadlineExceeded):
+				return rules, lost
+			case err != nil:
+				t.Fatal(err)
+			}
+		}
+	}
+	for range 1000 {
+		_, _ = c.Write([]byte("x")) // nobody listens
+	}
+	if rules, lost := read(); !lost {
+		t.Errorf("nothing is lost of %d rules", rules)
+	}
+	_, _ = c.Write([]byte("x"))
+	_, _ = c.Write([]byte("x")) // the first one may be the error that nobody listens
+	if rules, lost := read(); rules == 0 || lost {
+		t.Errorf("later %d rules, lost: %v", rules, lost)
+	}
+}
