@@ -8,7 +8,7 @@ PREFIX  := /usr/local
 # The demo makes network namespaces, which needs root.
 SUDO    := $(shell test "$$(id -u)" = 0 || command -v sudo)
 
-.PHONY: help build demo test race bench lint generate man schema test-carrier test-who test-collectors test-kernels test-kernels-short check-instructions packages test-packages image test-kubernetes test-boot test-night test-arm64 install clean
+.PHONY: help build demo test race bench lint generate man schema test-long test-carrier test-who test-collectors test-kernels test-kernels-short check-instructions packages test-packages image test-kubernetes test-boot test-night test-arm64 install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -19,9 +19,13 @@ build: ## build ./natkit
 demo: build ## build, then show the whole case on this machine, in namespaces of its own
 	$(SUDO) ./natkit demo
 
-test: ## run all tests; without root those that can, and say what was left out
+test: ## run the tests; without root those that can, and say what was left out
 	@scripts/install-deps.sh test
-	@scripts/test.sh
+	@scripts/test.sh -short
+
+test-long: ## run what make test leaves out or shortens because it takes long, whole
+	@scripts/install-deps.sh test
+	@scripts/test.sh -long
 
 race: ## the same under the race detector, which needs gcc
 	@scripts/install-deps.sh test race

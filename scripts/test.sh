@@ -4,7 +4,9 @@
 # Run all tests, then list what was left out and why, and how much of each package the
 # tests went through.
 #
-#   scripts/test.sh [ARGUMENTS OF GO TEST]
+#   scripts/test.sh [-long] [ARGUMENTS OF GO TEST]
+#
+# -long: only the tests that -short leaves out or shortens, whole.
 #
 # Without root, tests that need it are skipped. Where CI is set a test whose
 # requirements are missing fails instead.
@@ -23,6 +25,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin
+long=
+if [ "${1:-}" = -long ]; then
+    long=1
+    shift
+fi
 
 work=$(mktemp -d)
 trap 'rm -rf --one-file-system "$work"' EXIT
@@ -50,7 +57,7 @@ if [ "$(id -u)" = 0 ]; then
     args+=(-count=1)
 fi
 # Under the race detector coverage would cost as much again.
-case " $* " in *' -race '*) ;; *) args+=(-cover) ;; esac
+case "$long $* " in *' -race '* | 1*) ;; *) args+=(-cover) ;; esac
 
 # present lists what is in natkit's folders. Of BPF folders an empty one is something, too.
 # On a new machine most of the folders are missing.
@@ -67,11 +74,22 @@ run() {
 : >"$work/output"
 present >"$work/before"
 status=0
+# Checks of the source have nothing to race with, and the faults of the lab run what the
+# tests of other packages run, too.
+except=^$
+[ -z "$root" ] || case " $* " in *' -race '*) except='/(archtest|scenario)$' ;; esac
+go list ./... | grep -vE "$except" >"$work/packages"
+if [ -n "$long" ]; then
+    # Lines "./folder test" of those that ask whether they are to be short.
+    # shellcheck disable=SC2016 # awk's fields
+    find . -name '*_test.go' -exec awk '
+        /^func / { split($2, name, "("); test = name[1] ~ /^Test/ ? name[1] : "" }
+        /testing\.Short\(\)/ && test { folder = FILENAME; sub("/[^/]*$", "", folder); print folder, test; test = "" }' {} + >"$work/long"
+    args+=(-run "^($(awk '{ print $2 }' "$work/long" | paste -sd '|'))\$")
+    awk '{ print $1 }' "$work/long" | sort -u | xargs go list | grep -Fxf - "$work/packages" >"$work/with"
+    mv "$work/with" "$work/packages"
+fi
 if [ -n "$root" ]; then
-    # Checks of the source have nothing to race with, and the faults of the lab run what the
-    # tests of other packages run, too.
-    case " $* " in *' -race '*) except='/(archtest|scenario)$' ;; *) except=^$ ;; esac
-    go list ./... | grep -vE "$except" >"$work/packages"
     # The longest first: nothing is left to run beside one that begins last.
     mapfile -t together < <(
         grep -E "$longest" "$work/packages" | sort -r || true
@@ -81,7 +99,8 @@ if [ -n "$root" ]; then
     [ ${#together[@]} = 0 ] || run -p 2 "$@" "${together[@]}" || status=$?
     [ ${#measuring[@]} = 0 ] || run -p 1 "$@" "${measuring[@]}" || status=$?
 else
-    run "$@" ./... || status=$?
+    mapfile -t together <"$work/packages"
+    run "$@" "${together[@]}" || status=$?
 fi
 present | comm -13 "$work/before" - >"$work/left"
 

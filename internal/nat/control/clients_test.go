@@ -51,7 +51,6 @@ var clientNetworks = []struct {
 		{"same-port", clientSamePort},
 		{"refused", clientRefused},
 		{"tcp-simultaneous-open", clientSimultaneousOpen},
-		{"10000-connections", clientManyConnections},
 	}},
 	{"idle", plainRules + "defaults: {timeouts: {udp: 1s}}\n", false, []clientCase{
 		{"udp", clientIdleUDP},
@@ -89,6 +88,19 @@ rules:
   - {dnat: "tcp 198.51.100.1:21", to: 10.2.0.2}
   - {dnat: "tcp 198.51.100.1:30000-30009", to: 10.2.0.2}
 `
+
+// Ten thousand connections at once, all of which carry something both ways.
+func TestClientsMany(t *testing.T) {
+	ktest.Root(t)
+	if testing.Short() {
+		t.Skip("takes long")
+	}
+	ktest.RunDir(t)
+	for _, engine := range []Engine{EngineEBPF, EngineNFT, EngineAccel} {
+		// One after the other: this process holds all of them.
+		t.Run(string(engine), func(t *testing.T) { clientManyConnections(newWorld(t, engine, plainRules)) })
+	}
+}
 
 func TestClients(t *testing.T) {
 	ktest.Root(t)

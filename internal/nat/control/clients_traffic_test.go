@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -436,11 +435,8 @@ func say(from, to net.Conn, text string) error {
 	return nil
 }
 
-// Ten thousand connections at once, all of which carry something both ways.
 func clientManyConnections(w *world) {
-	if testing.Short() {
-		return
-	}
+	w.t.Helper()
 	const connections, files = 10_000, 12_000
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -450,8 +446,6 @@ func clientManyConnections(w *world) {
 		ktest.Missing(w.t, "needs %d open files, of %d (ulimit -n)", files, limit.Cur)
 	}
 	w.nginx(w.server, serverAddr+":80")
-	manyConnections.Lock() // the other engine's would be too many for this process
-	defer manyConnections.Unlock()
 	conns := make([]net.Conn, 0, connections)
 	defer func() {
 		for _, c := range conns {
@@ -485,8 +479,6 @@ func clientManyConnections(w *world) {
 		}
 	}
 }
-
-var manyConnections sync.Mutex
 
 // chat is a client and a server outside that speak UDP.
 type chat struct {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -92,12 +93,7 @@ func TestUnsteady(t *testing.T) {
 			if c.broken {
 				files["broken/broken_test.go"] = "package broken\n\nvar x int = \"\"\n"
 			}
-			for path, text := range files {
-				path = filepath.Join(dir, path)
-				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
-					t.Fatal(err)
-				}
-			}
+			writeFiles(t, dir, files)
 			cmd := exec.Command("bash", filepath.Join(dir, "scripts/test.sh"), "-vet=off")
 			left, before := filepath.Join(dir, "left"), filepath.Join(dir, "before")
 			if err := errors.Join(os.Mkdir(left, 0o755), os.WriteFile(before, []byte(c.before), 0o644)); err != nil {
@@ -130,5 +126,72 @@ func TestUnsteady(t *testing.T) {
 				t.Logf("%s", out)
 			}
 		})
+	}
+}
+
+func writeFiles(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	for path, text := range files {
+		path = filepath.Join(dir, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What make test leaves out or shortens is what make test-long runs, whole.
+func TestLong(t *testing.T) {
+	dir := t.TempDir()
+	writeFiles(t, dir, map[string]string{
+		"go.mod":              "module fixture\n\ngo 1.26\n",
+		"one_test.go":         "package fixture\n\nimport \"testing\"\n\nfunc TestShort(t *testing.T) {}\n",
+		"room/two_test.go":    "package room\n\nimport \"testing\"\n\nfunc TestQuick(t *testing.T) {}\n\nfunc TestTakesLong(t *testing.T) {\n\tif testing." + "Short() {\n\t\tt.Skip()\n\t}\n}\n",
+		"room/three_test.go":  "package room\n\nimport \"testing\"\n\nfunc helper() {}\n\nfunc TestTakesAll(t *testing.T) {\n\tfor range 2 {\n\t\tif testing." + "Short() {\n\t\t\tbreak\n\t\t}\n\t}\n}\n",
+		"other/other_test.go": "package other\n\nimport \"testing\"\n\nfunc TestTakesLong(t *testing.T) {}\n",
+		"scripts/test.sh":     string(read(t, "scripts/test.sh")),
+	})
+	for _, c := range []struct {
+		flag string
+		runs []string
+		not  string
+	}{
+		{"-short", []string{"--- PASS: TestShort", "--- PASS: TestQuick", "--- SKIP: TestTakesLong", "--- PASS: TestTakesAll", "fixture/other"}, "FAIL"},
+		{"-long", []string{"--- PASS: TestTakesLong", "--- PASS: TestTakesAll"}, "TestShort TestQuick fixture/other SKIP"},
+	} {
+		cmd := exec.Command("bash", filepath.Join(dir, "scripts/test.sh"), c.flag, "-v", "-vet=off")
+		cmd.Env = append(os.Environ(), "NATKIT_TEST_FOLDERS="+t.TempDir())
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%s: %v", c.flag, err)
+		}
+		for _, want := range c.runs {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("%s: no %q", c.flag, want)
+			}
+		}
+		for _, unwanted := range strings.Fields(c.not) {
+			if strings.Contains(string(out), unwanted) {
+				t.Errorf("%s: %q", c.flag, unwanted)
+			}
+		}
+		if t.Failed() {
+			t.Fatalf("%s", out)
+		}
+	}
+}
+
+// A call that is in no test would leave something out that make test-long can't find.
+func TestShortIsAskedByTests(t *testing.T) {
+	asks, name := regexp.MustCompile(`testing\.Short\(\)`), regexp.MustCompile(`^func (?:\([^)]*\) )?(\w+)`)
+	for _, path := range sources(t, func(path string) bool { return strings.HasSuffix(path, "_test.go") }) {
+		in := ""
+		for i, line := range strings.Split(string(read(t, path)), "\n") {
+			if m := name.FindStringSubmatch(line); m != nil {
+				in = m[1]
+			}
+			if asks.MatchString(line) && !strings.HasPrefix(in, "Test") && !strings.HasPrefix(in, "Benchmark") {
+				t.Errorf("%s:%d: %s asks whether it is short; its test has to", path, i+1, in)
+			}
+		}
 	}
 }
