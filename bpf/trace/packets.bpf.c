@@ -129,6 +129,7 @@ enum {
 	AF_INET6 = 10,
 	NF_ACCEPT = 1,
 	LOCAL_OUT = 3,
+	POST_ROUTING = 4,
 	TCP = 6,
 	ICMP = 1,
 	ICMP6 = 58,
@@ -661,7 +662,8 @@ int packet_new(struct bpf_nf_ctx *ctx)
 	if ((skb->_nfct & CTINFO_MASK) != CTINFO_NEW)
 		return NF_ACCEPT;
 	if (!enter(skb, skb->head + skb->network_header,
-		   ctx->state->in ? ctx->state->in : ctx->state->out))
+		   ctx->state->in && ctx->state->hook != POST_ROUTING ? ctx->state->in
+								      : ctx->state->out))
 		return NF_ACCEPT;
 	struct packet_place place = {.point = PACKET_HOOK};
 	at_hook(&place, ctx);

@@ -54,9 +54,9 @@ natkit waits for a new connection in the namespaces that have NAT or track conne
 and for a dropped packet anywhere. It attaches its programs when one matches, and
 detaches them when nothing was seen for 30 s. Of the first packet only the rules from
 priority -101 on and the conntrack entry are shown then, or where it was dropped. With
---now, or --interface, all of it is attached at the start: the first packet is seen
-completely, and connections that nothing tracks are seen; every packet of this machine
-takes some 20 % more processor time.
+--now all of it is attached at the start: the first packet is seen completely, and
+connections that nothing tracks are seen; every packet of this machine takes some 20 %
+more processor time.
 
 A conntrack entry of a followed connection that ends before its time is shown too:
 evicted from a full table, or deleted. natkit asks for the entries twice a second.
@@ -85,7 +85,7 @@ Wireshark, in which each frame has its step as comment.`,
 	timeVar(f, &total, "for", 0, "how long to trace (default until interrupted)")
 	out := outputFlag(cmd, "text", "json", "html", "pcapng")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		o := follow.Options{Port: port, Rate: rate, Wait: !now && device == "", Programs: packetPrograms}
+		o := follow.Options{Port: port, Rate: rate, Wait: !now, Programs: packetPrograms}
 		var err error
 		if len(args) > 0 {
 			if o.Flow, err = trace.ParseFlow(args[0]); err != nil {

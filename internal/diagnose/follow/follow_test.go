@@ -574,6 +574,48 @@ func TestWaitNotices(t *testing.T) {
 	})
 }
 
+// A trace that waits for a connection by an interface notices it by the one that it comes in by and the one that it leaves by,
+// and by no other.
+func TestWaitInterface(t *testing.T) {
+	for _, rules := range []lab.RuleSet{lab.RulesNft, lab.RulesNone} {
+		l := up(t, "routed", rules)
+		if rules == lab.RulesNone { // connections are tracked, and not translated
+			in(t, l, "gateway", "nft add table ip fw\nnft add chain ip fw forward { type filter hook forward priority 0 ; }\nnft add rule ip fw forward ct state established,related accept")
+		}
+		to := netip.AddrPortFrom(l.Options().Addresses.Server, 9).String()
+		for _, device := range []string{"eth1", "eth0", "lo"} {
+			t.Run(string(rules)+"/"+device, func(t *testing.T) {
+				o := Options{Flow: flowOf(t, "udp any -> "+to), Netns: l.NATNode().Handle().Inode()}
+				if err := l.NATNode().Do(func() error {
+					dev, err := net.InterfaceByName(device)
+					if err == nil {
+						o.Ifindex = uint32(dev.Index)
+					}
+					return err
+				}); err != nil {
+					t.Fatal(err)
+				}
+				if device != "lo" {
+					in(t, l, "gateway", "conntrack -F")
+					waited(t, o, func() { datagram(l, to) }, func(packets []trace.Packet) bool {
+						return slices.ContainsFunc(packets, func(p trace.Packet) bool { return p.End.Outcome != trace.Died })
+					})
+					return
+				}
+				in(t, l, "gateway", "conntrack -F")
+				o.Wait = true
+				r := watching(t, o, func(p trace.Packet) { t.Errorf("seen: %+v", p.Steps) })
+				for range 5 {
+					datagram(l, to)
+				}
+				if !r.Waiting() {
+					t.Error("it follows a connection by another interface")
+				}
+			})
+		}
+	}
+}
+
 // datagram sends one from a port of its own, and waits a bit.
 func datagram(l *lab.Lab, to string) {
 	_ = l.Node("client").Do(func() error {

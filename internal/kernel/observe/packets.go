@@ -45,6 +45,7 @@ type PacketFilter struct {
 type Packets struct {
 	objs       packetsObjects
 	hooks      bool                   // the kernel has programs of that type
+	onDevice   bool                   // the filter names an interface
 	links      []link.Link            // of tracepoints
 	hung       map[uint64][]link.Link // on the hooks of a namespace
 	reader     *ringbuf.Reader
@@ -106,7 +107,7 @@ func LoadPackets(f PacketFilter) (*Packets, error) {
 	if err := checkDropArguments(kernel); err != nil {
 		return nil, refused(followPackets, err)
 	}
-	p := &Packets{}
+	p := &Packets{onDevice: f.Ifindex != 0}
 	p.clear()
 	if p.reasons, err = loadReasons(kernel); err != nil {
 		return nil, err
@@ -172,10 +173,18 @@ func (p *Packets) Wait() error {
 		}
 		for _, c := range checkpoints(hooks) {
 			key := placeKey{hooked.Inode, c.family, c.hook}
-			if first := link.NetfilterInetHook(c.hook); first != link.NetfilterInetPreRouting && first != link.NetfilterInetLocalOut {
+			priority := conntrackPriority + 1
+			switch link.NetfilterInetHook(c.hook) {
+			case link.NetfilterInetPreRouting, link.NetfilterInetLocalOut:
+			case link.NetfilterInetPostRouting: // where it is known which interface a packet leaves by
+				if !p.onDevice {
+					continue
+				}
+				priority = lastPriority
+			default:
 				continue
 			}
-			if err := p.hang(p.objs.PacketNew, key, conntrackPriority+1); err != nil {
+			if err := p.hang(p.objs.PacketNew, key, priority); err != nil {
 				return err
 			}
 		}

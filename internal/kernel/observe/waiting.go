@@ -3,6 +3,7 @@
 package observe
 
 import (
+	"encoding/binary"
 	"errors"
 	"math"
 
@@ -48,9 +49,10 @@ var waitingPriorities = []struct {
 	chain    string
 	hook     uint32
 	priority int32
+	device   uint32 // the key of the interface that is known there
 }{
-	{"prerouting", unix.NF_INET_PRE_ROUTING, -101}, {"output", unix.NF_INET_LOCAL_OUT, -101},
-	{"postrouting", unix.NF_INET_POST_ROUTING, 99}, {"input", unix.NF_INET_LOCAL_IN, 99},
+	{"prerouting", unix.NF_INET_PRE_ROUTING, -101, unix.NFT_META_IIF}, {"output", unix.NF_INET_LOCAL_OUT, -101, unix.NFT_META_OIF},
+	{"postrouting", unix.NF_INET_POST_ROUTING, 99, unix.NFT_META_OIF}, {"input", unix.NF_INET_LOCAL_IN, 99, unix.NFT_META_IIF},
 }
 
 func (t *RuleTrace) waitingChains() (out []netlink.Message) {
@@ -60,6 +62,9 @@ func (t *RuleTrace) waitingChains() (out []netlink.Message) {
 	for _, c := range waitingPriorities {
 		out = append(out, t.chain(c.chain, "nat", c.hook, c.priority))
 		for _, match := range t.filterMatches() {
+			if t.filter.Ifindex != 0 {
+				match = append(match, meta(unix.NFT_REG_1, c.device), compare(binary.NativeEndian.AppendUint32(nil, t.filter.Ifindex)))
+			}
 			out = append(out, t.rule(c.chain, match))
 		}
 	}
