@@ -60,6 +60,7 @@ needs() {
 		turnserver          coturn
 		natpmpc             natpmpc
 		upnpc               miniupnpc
+		miniupnpd           miniupnpd-nftables
 		turnutils_natdiscovery   coturn
 		END
         ;;
