@@ -32,6 +32,8 @@ const (
 	logDestinations = uint32(abiNatLogWhatNAT_LOG_DESTINATIONS)
 	logLimits       = uint32(abiNatLogWhatNAT_LOG_LIMITS)
 	logAsked        = uint32(abiNatLogWhatNAT_LOG_ASKED)
+	// logHidden is natkit's alone: destinations tell one session from another, and are not to be kept.
+	logHidden = uint32(1) << 31
 )
 
 // logWhat is what a rule file has recorded, as the maps have it; 0 is nothing.
@@ -42,10 +44,10 @@ func logWhat(record rulefile.LogRecord, destinations bool) (what uint32) {
 	case rulefile.LogMappings:
 		what = logBlocks | logMappings | logLimits
 	case rulefile.LogSessions:
-		what = logBlocks | logSessions | logLimits
+		what = logBlocks | logSessions | logLimits | logDestinations
 	}
-	if destinations {
-		what |= logDestinations
+	if what != 0 && !destinations {
+		what |= logHidden
 	}
 	return what
 }
@@ -407,10 +409,11 @@ func (r *LogReader) Engine() (string, error) {
 	return fmt.Sprintf("%016x", control.Seed[0]), nil
 }
 
-// What is recorded now: blocks and mappings, or mappings, or sessions; LogDefault is nothing.
+// What is recorded now: blocks and mappings, or mappings, or sessions; LogDefault is nothing. Records of
+// sessions have their destinations in any case; destinations is whether they are to be kept.
 func (r *LogReader) What() (record rulefile.LogRecord, destinations bool) {
 	now := atomic.LoadUint32(&r.state.Record)
-	destinations = now&logDestinations != 0
+	destinations = now&logDestinations != 0 && now&logHidden == 0
 	switch {
 	case now&logSessions != 0:
 		return rulefile.LogSessions, destinations

@@ -53,6 +53,27 @@ func (c *collector) startClock() {
 // time is a time of CLOCK_MONOTONIC as the log has it.
 func (c *collector) time(ns int64) natlog.Micros { return natlog.Micros((ns + c.offset) / 1000) }
 
+// earlier is by what the clock was ahead of CLOCK_MONOTONIC before it was set.
+type earlier struct{ until, offset int64 }
+
+// wasUntil notes that, the earliest first.
+func (c *collector) wasUntil(until, offset int64) {
+	const most = 64 // more than a clock is set in the life of what is alive
+	if c.was = append(c.was, earlier{until, offset}); len(c.was) > most {
+		c.was = c.was[1:]
+	}
+}
+
+// timeThen is a time of CLOCK_MONOTONIC by the clock of then.
+func (c *collector) timeThen(ns int64) natlog.Micros {
+	for _, w := range c.was {
+		if ns < w.until {
+			return natlog.Micros((ns + w.offset) / 1000)
+		}
+	}
+	return c.time(ns)
+}
+
 func (c *collector) now() natlog.Micros { return c.time(monotonic()) }
 
 // checkClock finds that the clock was set. What has happened until then is recorded by the clock of
@@ -68,6 +89,7 @@ func (c *collector) checkClock(ctx context.Context) error {
 	}
 	c.followRules() // those of the last second are of the hour that ends
 	known, before := c.time(c.checked), c.offset
+	c.wasUntil(c.checked, before)
 	c.offset, c.checked = clockOffset(c.o.Now), monotonic()
 	_ = c.store.ClockStepped(time.Duration(c.offset-before), known) // the store reports it, and tries again
 	for _, s := range c.sources {                                   // an hour has begun

@@ -98,8 +98,9 @@ type collector struct {
 	rules   rulesInUse
 	records []natlog.Record
 
-	offset  int64         // of the clock from CLOCK_MONOTONIC, nanoseconds, by which all times of the log are
-	checked int64         // CLOCK_MONOTONIC when that was right
+	offset  int64 // of the clock from CLOCK_MONOTONIC, nanoseconds, by which all times of the log are
+	checked int64 // CLOCK_MONOTONIC when that was right
+	was     []earlier
 	left    natlog.Micros // when the log that was found ended, by the clock of the hour that goes on from it
 	// followed is when the rules were looked at last; 0: not yet.
 	followed natlog.Micros

@@ -49,6 +49,7 @@ type engineSource struct {
 	pool map[[4]byte]string // of an external address: the pool's name
 
 	alive   map[datapath.LogKey]natlog.Micros // since when; 0 not known
+	uses    map[datapath.LogKey]use           // sessions that are one in the log, as their destinations are not kept
 	backlog []datapath.LogRecord              // read by resume, not recorded yet
 	lost    bool                              // of the backlog something is missing
 	passed  bool                              // it was passed over, and is to be marked as recorded
@@ -59,6 +60,12 @@ type engineSource struct {
 	touched map[datapath.LogKey]bool          // what records were about since a look at the maps began; nil: none is under way
 	batch   []datapath.LogRecord
 	what    what
+}
+
+// use is how many sessions are one in the log.
+type use struct {
+	sessions int
+	since    natlog.Micros
 }
 
 // what is recorded.
@@ -102,7 +109,7 @@ func newEngineSource(c *collector, log engineLog) (*engineSource, error) {
 		return nil, errors.Join(err, log.CloseAsked())
 	}
 	s := &engineSource{
-		c: c, log: log, name: name, alive: map[datapath.LogKey]natlog.Micros{}, ahead: map[uint32]bool{},
+		c: c, log: log, name: name, alive: map[datapath.LogKey]natlog.Micros{}, uses: map[datapath.LogKey]use{}, ahead: map[uint32]bool{},
 		batch: make([]datapath.LogRecord, 0, batchRecords),
 	}
 	s.what.record, s.what.destinations = log.What()
@@ -120,16 +127,12 @@ func (s *engineSource) close() error { return s.log.CloseAsked() }
 
 func (s *engineSource) time(ns uint64) natlog.Micros { return s.c.time(int64(ns)) }
 
-// begin is a time of the engine at which something began, as the log has it: of what is older than
-// the last mark by the clock of then.
+// begin is a time of the engine at which something began, as the log has it: by the clock of then.
 func (s *engineSource) begin(ns uint64) natlog.Micros {
-	switch {
-	case ns == 0:
+	if ns == 0 {
 		return 0
-	case s.mark.engine == s.name && ns < s.mark.at:
-		return natlog.Micros((int64(ns) + s.mark.offset) / 1000)
 	}
-	return s.time(ns)
+	return s.c.timeThen(int64(ns))
 }
 
 // --- resuming --------------------------------------------------------------------------------
@@ -153,6 +156,7 @@ func (s *engineSource) resume(left *store.Left) (store.Resumed, error) {
 	}
 	missing := int64(0)
 	if known {
+		s.c.wasUntil(int64(s.mark.at), s.mark.offset)
 		s.backlog = slices.DeleteFunc(s.backlog, func(r datapath.LogRecord) bool { return int32(r.Sequence-s.mark.next) < 0 })
 		missing = int64(int32(taken-s.mark.next)) - int64(loss.Total-s.mark.passed)
 		for i := range s.backlog {
@@ -198,9 +202,9 @@ func (s *engineSource) passOver() {
 		s.number(r.Sequence)
 		switch r.Event {
 		case datapath.LogCreated:
-			s.alive[r.LogKey] = s.time(r.Time)
+			s.add(r.LogKey, s.time(r.Time))
 		case datapath.LogEnded:
-			delete(s.alive, r.LogKey)
+			s.drop(r.LogKey)
 		}
 	}
 	s.backlog, s.passed = nil, true
@@ -264,12 +268,12 @@ func (s *engineSource) rewind(found map[datapath.LogKey]uint64) {
 	}
 	for k, since := range found {
 		if first[k] == nil {
-			s.alive[k] = s.begin(since)
+			s.add(k, s.begin(since))
 		}
 	}
 	for k, r := range first {
 		if r.Event == datapath.LogEnded {
-			s.alive[k] = s.begin(r.Since)
+			s.add(k, s.begin(r.Since))
 		}
 	}
 }
@@ -278,15 +282,16 @@ func (s *engineSource) rewind(found map[datapath.LogKey]uint64) {
 func (s *engineSource) remember(left *store.Left) {
 	had := map[datapath.LogKey]bool{}
 	for i := range s.backlog {
-		had[s.backlog[i].LogKey] = true
+		k, _ := s.shown(s.backlog[i].LogKey)
+		had[k] = true
 	}
 	for r := range left.Alive {
 		if r.Source != natlog.Engine {
 			continue
 		}
 		k := keyOf(&r.Translation)
-		if _, known := s.alive[k]; !known && !had[k] {
-			s.alive[k] = r.Since
+		if _, known := s.alive[k]; !known && !had[k] && s.uses[k].sessions == 0 {
+			s.add(k, r.Since)
 		}
 	}
 }
@@ -351,6 +356,54 @@ func (s *engineSource) number(n uint32) {
 	}
 }
 
+// shown is a key as the log has it; hides: others may be the same there.
+func (s *engineSource) shown(k datapath.LogKey) (_ datapath.LogKey, hides bool) {
+	if s.what.destinations || k.Destination == [4]byte{} {
+		return k, false
+	}
+	k.Destination, k.DestinationPort = [4]byte{}, 0
+	return k, true
+}
+
+// add notes that something has begun, and reports whether that is a beginning in the log.
+func (s *engineSource) add(k datapath.LogKey, since natlog.Micros) (first bool) {
+	_, known := s.alive[k]
+	s.alive[k] = since
+	shown, hides := s.shown(k)
+	if !hides {
+		return true
+	}
+	u := s.uses[shown]
+	if first = u.sessions == 0; first {
+		u.since = since
+	}
+	if !known {
+		u.sessions++
+	}
+	s.uses[shown] = u
+	return first
+}
+
+// drop notes that something has ended, and reports whether that is an end in the log, and since when it
+// was there.
+func (s *engineSource) drop(k datapath.LogKey) (since natlog.Micros, last bool) {
+	since, known := s.alive[k]
+	delete(s.alive, k)
+	shown, _ := s.shown(k)
+	u := s.uses[shown]
+	if u.sessions == 0 {
+		return since, true
+	}
+	if known && shown != k {
+		u.sessions--
+	}
+	if s.uses[shown] = u; u.sessions > 0 {
+		return since, false
+	}
+	delete(s.uses, shown)
+	return u.since, true
+}
+
 // apply has a record change what is alive, and records it.
 func (s *engineSource) apply(r *datapath.LogRecord) {
 	at := s.time(r.Time)
@@ -364,17 +417,22 @@ func (s *engineSource) apply(r *datapath.LogRecord) {
 			return // the maps had it before its record was read
 		}
 		if known {
-			s.record(r.LogKey, natlog.Ended, at, since, "its end was not recorded")
+			if since, last := s.drop(r.LogKey); last {
+				s.record(r.LogKey, natlog.Ended, at, since, "its end was not recorded")
+			}
 		}
-		s.alive[r.LogKey] = at
-		s.record(r.LogKey, natlog.Created, at, at, "")
+		if s.add(r.LogKey, at) {
+			s.record(r.LogKey, natlog.Created, at, at, "")
+		}
 	case datapath.LogEnded:
-		since, known := s.alive[r.LogKey]
+		_, known := s.alive[r.LogKey]
+		since, last := s.drop(r.LogKey)
 		if !known {
 			since = s.begin(r.Since)
 		}
-		delete(s.alive, r.LogKey)
-		s.record(r.LogKey, natlog.Ended, max(at, s.floor), since, "")
+		if last {
+			s.record(r.LogKey, natlog.Ended, max(at, s.floor), since, "")
+		}
 	case datapath.LogExhausted:
 		s.record(r.LogKey, natlog.Exhausted, at, 0, exhausted[r.Reason])
 	case datapath.LogQuota:
@@ -386,6 +444,7 @@ func (s *engineSource) apply(r *datapath.LogRecord) {
 var exhausted = map[string]string{"no-port": "no port left", "no-block": "no port block left", "no-address": "no address left"}
 
 func (s *engineSource) record(k datapath.LogKey, event natlog.Event, at, since natlog.Micros, note string) {
+	k, _ = s.shown(k)
 	s.c.record(natlog.Record{Translation: s.translation(k), Event: event, Time: at, Since: since, Note: s.note(k, note)})
 }
 
@@ -469,8 +528,23 @@ func keyOf(tr *natlog.Translation) (k datapath.LogKey) {
 }
 
 func (s *engineSource) each(yield func(natlog.Record) bool) {
-	for k, since := range s.alive {
+	for k, since := range s.eachShown {
 		if !yield(natlog.Record{Translation: s.translation(k), Event: natlog.Alive, Since: since, Note: s.note(k, "")}) {
+			return
+		}
+	}
+}
+
+// eachShown gives what is alive as the log has it.
+func (s *engineSource) eachShown(yield func(datapath.LogKey, natlog.Micros) bool) {
+	for k, since := range s.alive {
+		shown, hides := s.shown(k)
+		if !hides && s.uses[shown].sessions == 0 && !yield(k, since) {
+			return
+		}
+	}
+	for k, u := range s.uses {
+		if !yield(k, u.since) {
 			return
 		}
 	}
@@ -539,7 +613,11 @@ func (s *engineSource) recordLoss() error {
 // begun so; but for what records are about that came since the look began: they are right, since an
 // end is recorded while the maps still have what ends, and a beginning when they have it.
 func (s *engineSource) compare() error {
-	s.what.record, s.what.destinations = s.log.What()
+	now := s.what
+	if now.record, now.destinations = s.log.What(); now.destinations != s.what.destinations {
+		s.endAll("recorded otherwise from here on")
+	}
+	s.what = now
 	s.touched = map[datapath.LogKey]bool{}
 	defer func() { s.touched = nil }()
 	found, err := s.snapshot()
@@ -557,8 +635,8 @@ func (s *engineSource) compare() error {
 	if len(s.ahead) > 0 {
 		s.skip()
 	}
-	now := s.c.now()
-	for k, since := range s.alive {
+	at := s.c.now()
+	for k := range s.alive {
 		if _, there := found[k]; there || s.touched[k] {
 			continue
 		}
@@ -566,18 +644,20 @@ func (s *engineSource) compare() error {
 		if !s.recorded(k.Kind) {
 			note = "not recorded from here on"
 		}
-		delete(s.alive, k)
-		s.record(k, natlog.Ended, now, since, note)
+		if since, last := s.drop(k); last {
+			s.record(k, natlog.Ended, at, since, note)
+		}
 	}
 	for k, since := range found {
 		if _, known := s.alive[k]; known || s.touched[k] {
 			continue
 		}
-		s.alive[k] = s.begin(since)
-		s.record(k, natlog.Alive, now, s.alive[k], "")
+		if since := s.begin(since); s.add(k, since) {
+			s.record(k, natlog.Alive, at, since, "")
+		}
 	}
-	s.floor = now
-	s.noteMark(now)
+	s.floor = at
+	s.noteMark(at)
 	return nil
 }
 
@@ -597,12 +677,17 @@ func (s *engineSource) end(note string) error {
 	if err := s.take(context.Background()); err != nil {
 		return err
 	}
-	now := s.c.now()
-	for k, since := range s.alive {
-		s.record(k, natlog.Ended, now, since, note)
-	}
-	clear(s.alive)
+	s.endAll(note)
 	s.c.append()
 	s.c.o.Say(note)
 	return nil
+}
+
+func (s *engineSource) endAll(note string) {
+	now := s.c.now()
+	for k, since := range s.eachShown {
+		s.record(k, natlog.Ended, now, since, note)
+	}
+	clear(s.alive)
+	clear(s.uses)
 }

@@ -467,3 +467,88 @@ func TestEventsOff(t *testing.T) {
 		t.Errorf("said %q", r.said)
 	}
 }
+
+// Sessions of one endpoint with several others are one in a log without destinations, which lasts until
+// the last of them has ended, also over the end of an hour.
+func TestEngineSessionsOfOneEndpoint(t *testing.T) {
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
+	r.log.what = rulefile.LogSessions
+	to := func(last byte) datapath.LogKey {
+		k := key(5000)
+		k.Kind, k.Destination, k.DestinationPort = datapath.LogSession, [4]byte{192, 0, 2, last}, 443
+		return k
+	}
+	mark := func() time.Time {
+		defer time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond)
+		return time.Now()
+	}
+	var one, between, none time.Time
+	r.during(func() {
+		r.log.happens(datapath.LogCreated, to(1))
+		r.log.happens(datapath.LogCreated, to(2))
+		r.log.happens(datapath.LogCreated, to(3))
+		r.log.happens(datapath.LogEnded, to(2))
+		one = mark()
+	})
+	between = mark()
+	r.during(func() { r.log.happens(datapath.LogEnded, to(1)) }) // an hour of its own
+	r.during(func() {
+		between = mark()
+		r.log.happens(datapath.LogEnded, to(3))
+		none = mark()
+	})
+	for at, want := range map[time.Time]int{one: 1, between: 1, none: 0} {
+		got := r.who(5000, at)
+		if len(got.Lives) != want || len(got.Gaps) > 0 {
+			t.Errorf("%v after the first: %+v", at.Sub(one), got)
+		}
+		for _, l := range got.Lives {
+			if l.Destination.IsValid() {
+				t.Errorf("a destination is kept: %+v", l)
+			}
+		}
+	}
+}
+
+// When something began is by the clock of then, also if nothing but its end tells, and the clock was set
+// since: while the log was kept, or while it was not.
+func TestBeginByClockOfThen(t *testing.T) {
+	for _, kept := range []bool{true, false} {
+		r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
+		began := uint64(0)
+		ended := uint64(0)
+		end := func(port uint16) {
+			r.log.happens(datapath.LogEnded, key(port))
+			last := &r.log.ring[len(r.log.ring)-1]
+			last.Since, ended = began, last.Time
+			time.Sleep(5 * time.Millisecond)
+		}
+		r.with(func(c *collector) {
+			began = uint64(monotonic())
+			time.Sleep(5 * time.Millisecond)
+			r.log.happens(datapath.LogCreated, key(1)) // there is a mark
+			time.Sleep(5 * time.Millisecond)
+			if err := c.take(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if !kept {
+				return
+			}
+			r.off += int64(time.Hour)
+			if err := c.take(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			end(5000)
+		})
+		if !kept {
+			r.off += int64(time.Hour)
+			r.with(func(*collector) { end(5000) })
+		}
+		got := r.who(5000, r.timeOf(ended))
+		want := natlog.Micros((int64(began) + r.off - int64(time.Hour)) / 1000)
+		if len(got.Lives) != 1 || got.Lives[0].Since-want > 1 || want-got.Lives[0].Since > 1 {
+			t.Errorf("log kept %v: %+v, want since %v", kept, got, want)
+		}
+	}
+}

@@ -145,11 +145,20 @@ func (r *reader) windows() (out []window) {
 			}
 			break
 		}
-		if after, next, _ := r.hours[i+1].span(); end < next && r.q.Since < next && r.q.Upto > end && !r.covers(max(r.q.Since, end), min(r.q.Upto, next)) {
+		if after, next, _ := r.hours[i+1].span(); end < next && r.q.Since < next && r.q.Upto > end && !r.covers(max(r.q.Since, end), min(r.q.Upto, next)) && !r.skipped(i+1) {
 			out = append(out, window{place{after, since}, place{after, upto}})
 		}
 	}
 	return out
+}
+
+// skipped reports whether the clock was set when an hour began: what is between it and the one before is
+// no time in which rules were in force.
+func (r *reader) skipped(at int) bool {
+	records, _, _, err := r.read(r.hours[at].parts[0])
+	return err != nil || slices.ContainsFunc(records, func(rec natlog.Record) bool {
+		return rec.Event == natlog.Gap && strings.HasPrefix(rec.Note, clockSet)
+	})
 }
 
 // windowOf is what of the time asked about is in an hour; at its edge, also the end of the one

@@ -294,3 +294,40 @@ func TestWhoByRuleWhenClockSetBack(t *testing.T) {
 	}
 	r.must(r.s.Close())
 }
+
+// What the clock has skipped is no time in which rules were in force; what it had shown before is no gap.
+func TestWhoWhenClockSetForward(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	began := r.now
+	set := func(by time.Duration) {
+		t.Helper()
+		known := natlog.MicrosOf(r.now)
+		r.pass(10 * time.Millisecond)
+		r.now = r.now.Add(by)
+		r.must(r.s.ClockStepped(by, known))
+	}
+	for range 3 {
+		r.pass(time.Hour)
+		r.must(r.s.Tick())
+	}
+	set(-2 * time.Hour)
+	r.must(r.s.KeepRules(natlog.Engine, natlog.MicrosOf(r.now), rulesBefore))
+	r.pass(10 * time.Second)
+	r.must(r.s.Tick())
+	set(5 * time.Hour)
+	r.pass(10 * time.Second)
+	r.must(r.s.KeepRules(natlog.Engine, natlog.MicrosOf(r.now), rulesAfter))
+	r.must(r.s.Tick())
+	ask := func(at time.Time) Answer { t.Helper(); return r.who("198.51.100.1:443", at) }
+	if got := ask(began.Add(5 * time.Hour)); len(got.Rules) != 0 || len(got.Gaps) == 0 {
+		t.Errorf("a time that the clock has skipped: %+v", got)
+	}
+	if got := ask(began.Add(2 * time.Hour)); len(got.Rules) != 0 || len(got.Gaps) != 0 {
+		t.Errorf("a time that it had shown before, and skipped: %+v", got)
+	}
+	if got := ask(began.Add(time.Hour + 5*time.Second)); len(got.Rules) != 1 || len(got.Gaps) != 0 {
+		t.Errorf("a time that was twice: %+v", got)
+	}
+	r.must(r.s.Close())
+}

@@ -588,18 +588,25 @@ func (s *Store) stepped(step time.Duration, known, now natlog.Micros) error {
 	return s.begin(0, SteppedRecords(step, known, now))
 }
 
+// clockSet begins the notes of gaps around a clock that was set.
+const clockSet = "the clock was set "
+
 // SteppedRecords say that the clock was set, in a step, after a time that is known by the clock of
-// before, and before now by the clock of after. What happened in between has no certain time.
+// before, and before now by the clock of after. What happened in between has no certain time by
+// either. What the clock has skipped, no hour of the log has, unless it showed that time before.
 func SteppedRecords(step time.Duration, known, now natlog.Micros) []natlog.Record {
-	by := natlog.Micros(step.Microseconds())
-	gap := func(since, until natlog.Micros, note string) natlog.Record {
+	by, note := natlog.Micros(step.Microseconds()), clockSet+"forward by "+step.Round(time.Millisecond).String()
+	if step < 0 {
+		note = clockSet + "back by " + (-step).Round(time.Millisecond).String()
+	}
+	gap := func(since, until natlog.Micros) natlog.Record {
 		return natlog.Record{Event: natlog.Gap, Since: since, Time: until, Note: note}
 	}
-	if step > 0 {
-		return []natlog.Record{gap(known, now, "the clock was set forward by "+step.Round(time.Millisecond).String())}
+	list := []natlog.Record{gap(known, now-by), gap(known+by, now)}
+	if step < 0 { // a time that was twice
+		list = append(list, gap(now-by, known+by))
 	}
-	note := "the clock was set back by " + (-step).Round(time.Millisecond).String()
-	return []natlog.Record{gap(now-by, known+by, note), gap(known, now-by, note), gap(known+by, now, note)}
+	return list
 }
 
 // resume tries to write again after a failure.
