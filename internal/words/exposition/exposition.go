@@ -60,7 +60,8 @@ var labelEscapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 func (e *Exposition) add(kind string, f *Family, value float64, labels []string) {
 	var pairs []string
 	for i, name := range f.Labels {
-		pairs = append(pairs, name+`="`+labelEscapes.Replace(labels[i])+`"`)
+		// A value that is no UTF-8 would have Prometheus refuse the whole answer.
+		pairs = append(pairs, name+`="`+labelEscapes.Replace(strings.ToValidUTF8(labels[i], "\ufffd"))+`"`)
 	}
 	series := f.Name
 	if len(pairs) > 0 {

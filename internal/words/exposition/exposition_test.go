@@ -20,11 +20,11 @@ func TestExposition(t *testing.T) {
 	things, total := exposition.Metric("things", "Things there are.", "name", "kind"), exposition.Metric("things_total", "Things there were.")
 	e.Counter(total, 12345678)
 	e.Gauge(things, -1, "", "ü")
-	e.Gauge(things, 0.25, "a \"b\" \\ c\nd", "x")
+	e.Gauge(things, 0.25, "a \"b\" \\ c\nd", "x\xff")
 	const want = `# HELP natkit_things Things there are.
 # TYPE natkit_things gauge
 natkit_things{name="",kind="ü"} -1
-natkit_things{name="a \"b\" \\ c\nd",kind="x"} 0.25
+natkit_things{name="a \"b\" \\ c\nd",kind="x` + "\ufffd" + `"} 0.25
 # HELP natkit_things_total Things there were.
 # TYPE natkit_things_total counter
 natkit_things_total 1.2345678e+07

@@ -19,12 +19,15 @@ import (
 // TLS, would be more than a megabyte of the program.
 
 const (
-	// mostScrapes are how many requests are answered at once.
+	// mostScrapes are how many answers are made at once.
 	mostScrapes = 4
+	// mostConnections are how many there are at once. Each takes a file of the process, and holds its answer until that is
+	// read: whoever reaches the address must not be able to use up files or memory. More than that are closed at once.
+	mostConnections = 64
 	// mostRequest is how many bytes a request may have, and requestTime how long it may take to come.
 	mostRequest = 16 << 10
 	requestTime = 5 * time.Second
-	answerTime  = time.Minute
+	answerTime  = 10 * time.Second // the default of Prometheus for all of a scrape
 
 	// acceptPause is after an error of accept, such as too many open files.
 	acceptPause = 100 * time.Millisecond
@@ -38,7 +41,7 @@ type Page struct {
 
 // Listen answers Prometheus at /metrics, and who asks whether all is well at /healthz, until it is stopped.
 func Listen(l net.Listener, collect func() *Exposition, health func() error, pages ...Page) (stop func()) {
-	s := &server{collect: collect, health: health, pages: pages, slots: make(chan struct{}, mostScrapes)}
+	s := &server{collect: collect, health: health, pages: pages, slots: make(chan struct{}, mostScrapes), connections: make(chan struct{}, mostConnections)}
 	go func() {
 		for {
 			conn, err := l.Accept()
@@ -49,7 +52,15 @@ func Listen(l net.Listener, collect func() *Exposition, health func() error, pag
 				time.Sleep(acceptPause)
 				continue
 			}
-			s.running.Go(func() { s.serve(conn) })
+			select {
+			case s.connections <- struct{}{}:
+				s.running.Go(func() {
+					defer func() { <-s.connections }()
+					s.serve(conn)
+				})
+			default:
+				conn.Close()
+			}
 		}
 	}()
 	return func() {
@@ -69,6 +80,8 @@ type server struct {
 	pages   []Page
 	slots   chan struct{}
 	running sync.WaitGroup
+
+	connections chan struct{}
 }
 
 // answer is what a request gets.

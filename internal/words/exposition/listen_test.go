@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -167,6 +168,48 @@ func TestListenMany(t *testing.T) {
 	for range room {
 		if status := <-results; status != 200 {
 			t.Errorf("status %d", status)
+		}
+	}
+}
+
+// Whoever opens connections and says nothing, or does not read its answer, takes no more files and memory than those of so
+// many, and not for long.
+func TestListenManyConnections(t *testing.T) {
+	address := served(t, things, nil)
+	const most = 64
+	var open []net.Conn
+	for range most + 36 {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		open = append(open, conn)
+	}
+	closed := func(conn net.Conn, within time.Duration) bool {
+		conn.SetReadDeadline(time.Now().Add(within))
+		_, err := conn.Read(make([]byte, 1))
+		return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
+	}
+	for i, conn := range open[most:] {
+		if !closed(conn, 2*time.Second) {
+			t.Fatalf("connection %d is open", most+i+1)
+		}
+	}
+	if closed(open[most-1], 100*time.Millisecond) {
+		t.Errorf("connection %d is closed", most)
+	}
+	for _, conn := range open {
+		conn.Close()
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		answer, err := http.Get("http://" + address + "/metrics")
+		if err == nil {
+			answer.Body.Close()
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after all were closed: %v", err)
 		}
 	}
 }
