@@ -10,7 +10,6 @@
 package journal
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -150,17 +149,18 @@ func Read(path string, fn func(json.RawMessage) error) error {
 	if err != nil {
 		return fmt.Errorf("read journal: %w", err)
 	}
-	sc := bufio.NewScanner(bytes.NewReader(data[:bytes.LastIndexByte(data, '\n')+1]))
-	sc.Buffer(nil, 1<<20)
-	for n := 1; sc.Scan(); n++ {
-		if !json.Valid(sc.Bytes()) {
+	n := 0
+	for line := range bytes.Lines(data[:bytes.LastIndexByte(data, '\n')+1]) {
+		n++
+		line = bytes.TrimSuffix(line, []byte("\n"))
+		if !json.Valid(line) {
 			return fmt.Errorf("journal %s line %d: not JSON", path, n)
 		}
-		if err := fn(json.RawMessage(bytes.Clone(sc.Bytes()))); err != nil {
+		if err := fn(json.RawMessage(bytes.Clone(line))); err != nil {
 			return fmt.Errorf("journal %s line %d: %w", path, n, err)
 		}
 	}
-	return sc.Err()
+	return nil
 }
 
 // repair cuts off a last line that a crash left half written.

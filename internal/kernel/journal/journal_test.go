@@ -59,6 +59,25 @@ func TestAppendReadRemove(t *testing.T) {
 	}
 }
 
+// An entry may be long: the settings of each of some ten thousand interfaces.
+func TestLongEntry(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "j")
+	j, err := journal.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	long := strings.Repeat("net.ipv4.conf.ppp.rp_filter ", 100_000)
+	for _, v := range []string{long, "next"} {
+		if err := j.Append(v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := entries(t, path); len(got) != 2 || len(got[0]) != len(long)+2 || got[1] != `"next"` {
+		t.Errorf("%d entries", len(got))
+	}
+}
+
 // A crash in the middle of a write leaves a cut line: it is ignored when read,
 // and the next entry does not grow out of it.
 func TestCutLastLine(t *testing.T) {
