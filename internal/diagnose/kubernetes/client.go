@@ -42,6 +42,9 @@ type API struct {
 	credentials string
 }
 
+// ErrAddress is that an address of an API was given that is none.
+var ErrAddress = errors.New("want https://HOST:PORT")
+
 // NewAPI is the API at an address such as https://10.96.0.1:443; "" is the one whose pod this is.
 func NewAPI(server, credentials string) (*API, error) {
 	if server == "" {
@@ -53,7 +56,7 @@ func NewAPI(server, credentials string) (*API, error) {
 	}
 	u, err := url.Parse(server)
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" {
-		return nil, fmt.Errorf("%q is no address of a Kubernetes API: want https://HOST:PORT", server)
+		return nil, fmt.Errorf("%q is no address of a Kubernetes API: %w", server, ErrAddress)
 	}
 	a := &API{net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), u.Hostname(), cmp.Or(credentials, DefaultCredentials)}
 	if _, _, err := a.secrets(); err != nil {

@@ -33,6 +33,7 @@ type condition struct {
 	sent   state // what the API has
 	sentAt time.Time
 	due    time.Time
+	failed time.Time // when it was sent last without success
 }
 
 // want takes what is on. Until all was seen, only a problem is known.
@@ -71,7 +72,7 @@ func (r *Reporter) conditionTask(now time.Time) (*task, time.Time) {
 			return nil, next
 		}
 	}
-	t := &task{request: request{method: "PATCH", path: "/api/v1/nodes/" + url.PathEscape(r.node) + "/status", contentType: patchNode}, node: true}
+	t := &task{request: request{method: "PATCH", path: "/api/v1/nodes/" + url.PathEscape(r.node) + "/status", contentType: patchNode}, failed: &c.failed, node: true}
 	// A wrong name or missing rights: nobody fixes that within a heartbeat.
 	t.refused = func(_ int, now time.Time) { c.sent, c.due = state{status: refused}, now.Add(jittered(heartbeat)) }
 	if !c.asked {

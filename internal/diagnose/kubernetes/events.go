@@ -3,6 +3,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"fmt"
 	"net/url"
 	"slices"
@@ -34,6 +35,7 @@ type event struct {
 	name        string
 	createdAt   time.Time
 	first, last time.Time
+	failed      time.Time // when it was sent last without success
 	times       int
 }
 
@@ -100,14 +102,14 @@ func (r *Reporter) admit(key string, now time.Time) *event {
 	return e
 }
 
-// eventTask is the Event that has waited longest.
+// eventTask is the Event that has waited longest, those first that have not failed.
 func (r *Reporter) eventTask(now time.Time) *task {
 	var e *event
 	for _, other := range r.events {
 		if other.created && other.name == "" { // refused
 			other.dirty = false
 		}
-		if other.dirty && (e == nil || other.last.Before(e.last) || other.last.Equal(e.last) && other.key < e.key) {
+		if other.dirty && (e == nil || cmp.Or(other.failed.Compare(e.failed), other.last.Compare(e.last), strings.Compare(other.key, e.key)) < 0) {
 			e = other
 		}
 	}
@@ -173,7 +175,7 @@ func (r *Reporter) createEvent(e *event, now time.Time) *task {
 		e.created, e.createdAt, e.name = true, now, name
 		settle()
 	}
-	t := &task{request: request{method: "POST", path: "/api/v1/namespaces/" + url.PathEscape(namespace) + "/events", contentType: "application/json", body: mustJSON(body)}, node: w.Pod == (Pod{})}
+	t := &task{request: request{method: "POST", path: "/api/v1/namespaces/" + url.PathEscape(namespace) + "/events", contentType: "application/json", body: mustJSON(body)}, failed: &e.failed, node: w.Pod == (Pod{})}
 	t.accepted = func(_ *response, now time.Time) { created(now) }
 	t.refused = func(status int, now time.Time) {
 		created(now)
@@ -193,7 +195,7 @@ func (r *Reporter) changeEvent(e *event) *task {
 	if w.Pod != (Pod{}) {
 		namespace = w.Pod.Namespace
 	}
-	t := &task{request: request{method: "PATCH", path: "/api/v1/namespaces/" + url.PathEscape(namespace) + "/events/" + url.PathEscape(e.name), contentType: "application/merge-patch+json"}, node: w.Pod == (Pod{})}
+	t := &task{request: request{method: "PATCH", path: "/api/v1/namespaces/" + url.PathEscape(namespace) + "/events/" + url.PathEscape(e.name), contentType: "application/merge-patch+json"}, failed: &e.failed, node: w.Pod == (Pod{})}
 	t.body = mustJSON(map[string]any{"type": e.kind(), "message": e.message(), "count": e.times, "lastTimestamp": stamp(e.last)})
 	settle := e.sending()
 	t.accepted = func(*response, time.Time) { settle() }

@@ -144,7 +144,8 @@ type task struct {
 	request
 	accepted func(answer *response, now time.Time)
 	refused  func(status int, now time.Time)
-	node     bool // it is about the node, which does not go away like a pod
+	failed   *time.Time // when it was sent last without success
+	node     bool       // it is about the node, which does not go away like a pod
 }
 
 // next is what to send now; nil, if nothing for so long.
@@ -156,9 +157,10 @@ func (r *Reporter) next(now time.Time) (*task, time.Duration) {
 	}
 	r.tokens = min(burst, r.tokens+now.Sub(r.refilled).Seconds()/perRequest.Seconds())
 	r.refilled = now
+	// What the API fails to take (a webhook of one namespace may fail) does not hold up the rest.
 	t, due := r.conditionTask(now)
-	if t == nil {
-		t = r.eventTask(now)
+	if e := r.eventTask(now); t == nil || e != nil && e.failed.Before(*t.failed) {
+		t = e
 	}
 	if t == nil {
 		return nil, max(due.Sub(now), time.Second)
@@ -178,9 +180,11 @@ func (r *Reporter) done(t *task, answer *response, err error, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case err != nil || answer.status == 401 || answer.status == 408 || answer.status == 429 || answer.status >= 500:
-		// 401: a token that was replaced, which the next request reads again.
+	case err != nil || answer.status == 401 || answer.status == 408 || answer.status == 429 || answer.status >= 500 || answer.status == 409 && t.method == "PATCH":
+		// 401: a token that was replaced, which the next request reads again. 409: somebody else, such as the kubelet, changed
+		// the object at the same time, and again each time that the API tried.
 		r.sent[failed]++
+		*t.failed = now
 		r.pause = min(longestPause, max(firstPause, 2*r.pause))
 		wait := jittered(r.pause)
 		if answer != nil {
@@ -189,7 +193,7 @@ func (r *Reporter) done(t *task, answer *response, err error, now time.Time) {
 		r.notBefore = now.Add(wait)
 	case answer.status >= 200 && answer.status < 300:
 		r.sent[accepted]++
-		r.pause, r.problem = 0, ""
+		r.pause, r.problem, *t.failed = 0, "", time.Time{}
 		t.accepted(answer, now)
 	default:
 		r.sent[refused]++

@@ -400,3 +400,53 @@ func TestReasonOf(t *testing.T) {
 		equal(t, code, reasonOf(code), want)
 	}
 }
+
+// What the API fails to take, such as the Events of a namespace whose webhook fails, does not hold up the rest.
+func TestOneFails(t *testing.T) {
+	for broken, want := range map[string]string{
+		"/api/v1/namespaces/shop/": "condition, Event of the node",
+		"/api/v1/nodes/":           "Event of the node, Event of the pod",
+	} {
+		bubble(t, func(t *testing.T, api *fakeAPI, r *Reporter) {
+			api.fail = func(req request) (*response, error) {
+				if strings.HasPrefix(req.path, broken) {
+					return &response{status: 500}, nil
+				}
+				return nil, nil
+			}
+			windows(r, 10*time.Minute, Finding{Code: "a", Title: "of a pod", Critical: true, Pod: Pod{"shop", "cart", "1-2"}}, Finding{Code: "b", Title: "of the node"})
+			var got []string
+			if api.condition("n1")["status"] == isTrue {
+				got = append(got, "condition")
+			}
+			for _, text := range api.texts() {
+				if strings.Contains(text, " default/n1 ") {
+					got = append(got, "Event of the node")
+				} else {
+					got = append(got, "Event of the pod")
+				}
+			}
+			if got := strings.Join(got, ", "); got != want {
+				t.Errorf("%s fails: %s, want %s", broken, got, want)
+			}
+		})
+	}
+}
+
+// A conflict with somebody else who changes the node at the same time is no refusal: the condition is sent again at once.
+func TestConflict(t *testing.T) {
+	bubble(t, func(t *testing.T, api *fakeAPI, r *Reporter) {
+		conflicts := 2
+		api.fail = func(req request) (*response, error) {
+			if strings.Contains(string(req.body), conditionType) && conflicts > 0 {
+				conflicts--
+				return &response{status: 409}, nil
+			}
+			return nil, nil
+		}
+		windows(r, time.Minute, Finding{Code: "a", Title: "of the node", Critical: true})
+		if got := api.condition("n1")["status"]; got != isTrue || r.Problem() != "" {
+			t.Errorf("condition %q, problem %q", got, r.Problem())
+		}
+	})
+}
