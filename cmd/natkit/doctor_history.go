@@ -30,7 +30,7 @@ func (o *doctorOptions) recorded(e *env, out string) error {
 		if err != nil {
 			return usagef("--at %w", err)
 		}
-		looks, err := looksAt(historyFolder(o.history), at)
+		looks, err := looksAt(e, historyFolder(o.history), at)
 		if err != nil {
 			return err
 		}
@@ -43,24 +43,40 @@ func (o *doctorOptions) recorded(e *env, out string) error {
 	return o.sinceThen(e, n, span, out)
 }
 
+// lookedAt is a namespace that was looked at: numbers of those that are gone are given to others.
+type lookedAt struct {
+	inode uint64
+	title string
+}
+
+// readHistory reads a history and says what of it is damaged.
+func readHistory(e *env, dir string, span history.Span, each func(*history.Entry) error) error {
+	damaged, err := history.Read(dir, span, each)
+	for _, d := range damaged {
+		fmt.Fprintf(e.stderr, "natkit: %s\n", d)
+	}
+	return err
+}
+
 // looksAt are the facts of each namespace that are nearest to a time.
-func looksAt(dir string, at time.Time) ([]*snapshot.Snapshot, error) {
-	best := map[uint64]history.Look{}
-	var order []uint64
+func looksAt(e *env, dir string, at time.Time) ([]*snapshot.Snapshot, error) {
+	best := map[lookedAt]history.Look{}
+	var order []lookedAt
 	var first, last time.Time
 	apart := func(t time.Time) time.Duration { return max(t.Sub(at), at.Sub(t)) }
-	_, err := history.Read(dir, history.Span{From: at.Add(-looksFor), To: at.Add(looksFor)}, func(entry *history.Entry) error {
+	err := readHistory(e, dir, history.Span{From: at.Add(-looksFor), To: at.Add(looksFor)}, func(entry *history.Entry) error {
 		if first.IsZero() {
 			first = entry.At
 		}
 		last = entry.At
 		for _, l := range entry.Looks {
-			before, known := best[l.Inode()]
+			key := lookedAt{l.Inode(), l.Title()}
+			before, known := best[key]
 			if !known {
-				order = append(order, l.Inode())
+				order = append(order, key)
 			}
 			if !known || apart(l.At()) < apart(before.At()) {
-				best[l.Inode()] = l
+				best[key] = l
 			}
 		}
 		return nil
@@ -72,10 +88,11 @@ func looksAt(dir string, at time.Time) ([]*snapshot.Snapshot, error) {
 		return nil, fmt.Errorf("nothing was recorded at %s: natkit history --since 7d shows what was", at.Format(time.DateTime))
 	}
 	var out []*snapshot.Snapshot
-	for _, inode := range order {
-		s, err := best[inode].Snapshot()
-		if err != nil {
-			return nil, err
+	for _, key := range order {
+		s, err := best[key].Snapshot()
+		if err != nil { // the others can be judged
+			fmt.Fprintf(e.stderr, "natkit: facts of %s: %v\n", key.title, err)
+			continue
 		}
 		// A namespace that was made again has the same name and another number.
 		same := slices.IndexFunc(out, func(o *snapshot.Snapshot) bool {
@@ -179,13 +196,14 @@ func (o *doctorOptions) sinceThen(e *env, n *namespaces, span history.Span, out 
 		windows  int
 		findings map[string]*sighting
 	}
-	seen := map[uint64]*spaceSeen{}
+	seen := map[lookedAt]*spaceSeen{}
 	var order []*spaceSeen
-	_, err := history.Read(historyFolder(o.history), span, func(entry *history.Entry) error {
+	err := readHistory(e, historyFolder(o.history), span, func(entry *history.Entry) error {
 		for _, l := range entry.Looks {
 			s, err := l.Snapshot()
-			if err != nil {
-				return err
+			if err != nil { // the others can be judged
+				fmt.Fprintf(e.stderr, "natkit: facts of %s: %v\n", l.Title(), err)
+				continue
 			}
 			if len(e.ofNetns([]*snapshot.Snapshot{s})) == 0 {
 				continue
@@ -193,10 +211,11 @@ func (o *doctorOptions) sinceThen(e *env, n *namespaces, span history.Span, out 
 			if n.redactor != nil {
 				n.redactor.Redact(s)
 			}
-			space := seen[l.Inode()]
+			key := lookedAt{l.Inode(), s.Netns.Title()}
+			space := seen[key]
 			if space == nil {
 				space = &spaceSeen{findings: map[string]*sighting{}}
-				seen[l.Inode()] = space
+				seen[key] = space
 				order = append(order, space)
 			}
 			space.last = s
@@ -247,7 +266,7 @@ func (o *doctorOptions) compared(e *env, before, after, out string) error {
 	var sides [2][]*snapshot.Snapshot
 	for i, which := range []string{before, after} {
 		var err error
-		if sides[i], err = o.side(which); err != nil {
+		if sides[i], err = o.side(e, which); err != nil {
 			return err
 		}
 		if sides[i] = e.ofNetns(sides[i]); len(sides[i]) == 0 {
@@ -258,14 +277,14 @@ func (o *doctorOptions) compared(e *env, before, after, out string) error {
 }
 
 // side is the facts in a file or of a time.
-func (o *doctorOptions) side(which string) (all []*snapshot.Snapshot, err error) {
+func (o *doctorOptions) side(e *env, which string) (all []*snapshot.Snapshot, err error) {
 	f, err := os.Open(which)
 	if err != nil {
 		at, notTime := parseMoment(which, time.Now())
 		if notTime != nil {
 			return nil, usagef("--diff %q: neither a file of natkit doctor --save nor a time such as 03:12", which)
 		}
-		return looksAt(historyFolder(o.history), at)
+		return looksAt(e, historyFolder(o.history), at)
 	}
 	defer f.Close()
 	_, _, err = snapshot.LoadEach(f, func(s *snapshot.Snapshot) error {

@@ -19,6 +19,7 @@
 package history
 
 import (
+	"encoding/json"
 	"time"
 
 	"natkit/internal/snapshot"
@@ -112,6 +113,22 @@ func NewLook(s *snapshot.Snapshot) Look {
 
 // Inode is the number of the namespace that was looked at.
 func (l Look) Inode() uint64 { return l.inode }
+
+// Title is how the namespace is spoken of. Numbers of namespaces that are gone are given to others: with the title they tell
+// which one a look is of.
+func (l Look) Title() string {
+	if l.value != nil {
+		return l.value.Netns.Title()
+	}
+	var n struct {
+		Netns snapshot.Netns `json:"namespace"`
+	}
+	facts, _ := l.tree.(map[string]any)
+	if b, err := json.Marshal(map[string]any{"namespace": facts["namespace"]}); err == nil {
+		_ = json.Unmarshal(b, &n) // of one that is damaged there is no title, nor are there facts
+	}
+	return snapshot.CleanText(n.Netns.Title())
+}
 
 // At is when its window ended.
 func (l Look) At() time.Time { return l.at }

@@ -307,14 +307,33 @@ func TestLimits(t *testing.T) {
 		t.Errorf("%v, %d bytes", damaged, size(t, dir))
 	}
 	same(t, got, all[len(all)-len(got):])
-	// What is too old goes with the next entry.
+	// What is too old goes, but not while that may be a clock that is set wrong for a moment.
 	segments, _ := segmentsOf(dir)
+	all[0].At = time.Now().Add(365 * 24 * time.Hour)
+	if err := w.Add(all[0]); err != nil {
+		t.Fatal(err)
+	}
+	all[0].At = time.Now()
+	if err := w.Add(all[0]); err != nil {
+		t.Fatal(err)
+	}
+	before := len(segments)
+	if segments, _ = segmentsOf(dir); len(segments) < before-1 {
+		t.Errorf("a clock that was wrong for a moment cost %d of %d segments", before-len(segments), before)
+	}
 	long := time.Now().Add(-2 * time.Hour)
 	for _, s := range segments[:len(segments)-1] {
 		if err := os.Chtimes(s.path, long, long); err != nil {
 			t.Fatal(err)
 		}
 	}
+	if err := w.Add(all[0]); err != nil {
+		t.Fatal(err)
+	}
+	if w.aged.IsZero() {
+		t.Fatal("no segment is too old")
+	}
+	w.aged = w.aged.Add(-ageFor)
 	if err := w.Add(all[0]); err != nil {
 		t.Fatal(err)
 	}

@@ -48,8 +48,12 @@ func Read(dir string, span Span, each func(*Entry) error) (damaged []string, err
 		if errors.Is(err, os.ErrNotExist) { // it was the oldest
 			continue
 		}
-		if err != nil {
+		if errors.Is(err, os.ErrPermission) {
 			return damaged, fmt.Errorf("read the history: %w", err)
+		}
+		if err != nil { // of the disk, say: the other segments can be read
+			damaged = append(damaged, fmt.Sprintf("%s could not be read: %v", s.path, err))
+			continue
 		}
 		problems, err := readSegment(b, func(e *Entry) error {
 			if !span.holds(e.At) {

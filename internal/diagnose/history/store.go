@@ -39,6 +39,10 @@ const (
 	// groupEntries is how many entries a group has: ten minutes of them at the usual interval.
 	groupEntries = 60
 
+	// ageFor is how long a segment must be too old before it is removed: a clock that was set forward by mistake, and is
+	// corrected, must not cost the history.
+	ageFor = 10 * time.Minute
+
 	segmentAge   = time.Hour
 	segmentShare = 16 // of the room that all may take, one segment may take this part
 
@@ -75,6 +79,7 @@ type Writer struct {
 	number uint64
 	size   int64
 	began  time.Time // monotonic
+	aged   time.Time // since when the oldest segment is too old; monotonic
 
 	out     bytes.Buffer // what flate made of the entry
 	flate   *flate.Writer
@@ -355,8 +360,14 @@ func (w *Writer) makeRoom(now time.Time) error {
 	}
 	// Room for the entry to come: it is small beside a segment.
 	most := w.limits.Bytes - w.limits.Bytes/segmentShare/4
+	old := func(s segment) bool { return now.Sub(s.modified) > w.limits.Age }
+	if len(segments) == 0 || !old(segments[0]) {
+		w.aged = time.Time{}
+	} else if w.aged.IsZero() {
+		w.aged = time.Now()
+	}
 	for _, s := range segments {
-		if s.number == w.number && w.seg != nil || total <= most && now.Sub(s.modified) <= w.limits.Age {
+		if s.number == w.number && w.seg != nil || total <= most && !(old(s) && time.Since(w.aged) >= ageFor) {
 			break
 		}
 		if err := os.Remove(s.path); err != nil && !errors.Is(err, os.ErrNotExist) {

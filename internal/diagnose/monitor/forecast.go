@@ -56,19 +56,26 @@ type Score struct {
 }
 
 // Record is the score of forecasts that entries of a history would have had.
-type Record struct{ trends map[uint64]*tableTrend }
+type Record struct{ trends map[recorded]*tableTrend }
+
+// recorded is a namespace of a history, in which a number may have been that of several.
+type recorded struct {
+	inode uint64
+	title string
+}
 
 // Add takes the next entry.
 func (r *Record) Add(e *history.Entry) {
 	if r.trends == nil {
-		r.trends = map[uint64]*tableTrend{}
+		r.trends = map[recorded]*tableTrend{}
 	}
 	for _, p := range e.Samples {
 		if ct := p.Conntrack; ct != nil {
-			if r.trends[p.Netns.Inode] == nil {
-				r.trends[p.Netns.Inode] = &tableTrend{}
+			key := recorded{p.Netns.Inode, Title(p.Netns)}
+			if r.trends[key] == nil {
+				r.trends[key] = &tableTrend{}
 			}
-			r.trends[p.Netns.Inode].add(p.TakenAt, ct.Count, ct.Max)
+			r.trends[key].add(p.TakenAt, ct.Count, ct.Max)
 		}
 	}
 }
