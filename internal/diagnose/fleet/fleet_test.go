@@ -359,3 +359,20 @@ func TestUnread(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// Who is interrupted does not wait for nodes that do not reply.
+func TestInterrupted(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(200*time.Millisecond, cancel)
+	begun := time.Now()
+	var got Input
+	Read(ctx, []string{"http://" + silent.Addr().String()}, time.Minute, func(in Input) { got = in })
+	if took := time.Since(begun); took > 10*time.Second || got.Err == nil {
+		t.Errorf("after %v: %v", took, got.Err)
+	}
+}

@@ -75,13 +75,11 @@ func readOne(ctx context.Context, name string, timeout time.Duration, judging ch
 		return nil, errors.New("interrupted before it was read")
 	}
 	if strings.Contains(name, "://") {
-		body, err := fetch(ctx, name, timeout)
-		if err != nil {
-			return nil, err
-		}
-		defer body.Close()
 		// The whole of it before the turn to judge: a slow node must not hold up the others.
-		b, err := io.ReadAll(io.LimitReader(body, maxReply+1))
+		b, err := fetch(ctx, name, timeout)
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
 		if err != nil {
 			return nil, inWords(err, timeout)
 		}
@@ -139,8 +137,8 @@ func kindOf(head []byte) string {
 	return kind
 }
 
-// fetch asks for a URL. A reply of one request over plain HTTP is all that natkit monitor has.
-func fetch(ctx context.Context, address string, timeout time.Duration) (io.ReadCloser, error) {
+// fetch asks for a URL, until timeout or the end of ctx. A reply of one request over plain HTTP is all that natkit monitor has.
+func fetch(ctx context.Context, address string, timeout time.Duration) ([]byte, error) {
 	u, err := url.Parse(address)
 	switch {
 	case err != nil || u.Host == "":
@@ -161,24 +159,21 @@ func fetch(ctx context.Context, address string, timeout time.Duration) (io.ReadC
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
 	if err != nil {
-		return nil, inWords(err, timeout)
+		return nil, err
 	}
+	defer conn.Close()
 	deadline, _ := ctx.Deadline()
 	conn.SetDeadline(deadline)
+	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
 	// HTTP/1.0: the reply ends with the connection, and is not sent in chunks.
-	_, err = fmt.Fprintf(conn, "GET %s HTTP/1.0\r\nHost: %s\r\nUser-Agent: natkit\r\nAccept: application/json\r\n\r\n", u.RequestURI(), u.Host)
-	var in *bufio.Reader
-	if err == nil {
-		in, err = replyOf(conn)
+	if _, err = fmt.Fprintf(conn, "GET %s HTTP/1.0\r\nHost: %s\r\nUser-Agent: natkit\r\nAccept: application/json\r\n\r\n", u.RequestURI(), u.Host); err != nil {
+		return nil, err
 	}
+	in, err := replyOf(conn)
 	if err != nil {
-		conn.Close()
-		return nil, inWords(err, timeout)
+		return nil, err
 	}
-	return struct {
-		io.Reader
-		io.Closer
-	}{in, conn}, nil
+	return io.ReadAll(io.LimitReader(in, maxReply+1))
 }
 
 // replyOf reads the head of a reply, and is an error for any but 200.
