@@ -235,7 +235,8 @@ func becomesEvent(t *testing.T, f Fault) {
 	stop = w.change(f.broken)
 	changed := time.Now()
 	advice := false
-	if !w.until(6*time.Minute, "", func() bool {
+	// Advice waits for the turn of its namespace (five minutes), and then a minute.
+	if !w.until(8*time.Minute, "", func() bool {
 		e, ok := w.cluster.event(f.Code)
 		advice = w.last(f.Code).Severity == causes.Advice.String()
 		return ok && e.Type == "Warning" && w.last(f.Code).Kind != "" || advice
@@ -357,7 +358,7 @@ func runMonitor(told string) error {
 	var reporting sync.WaitGroup
 	reporting.Go(func() { reporter.Run(ctx) })
 	lines := json.NewEncoder(os.Stdout)
-	err = monitor.Run(ctx, monitor.Options{Interval: o.Interval, ARPProbes: o.ARPProbes, History: store, Engine: control.ReadFacts, Kubernetes: reporter,
+	err = monitor.Run(ctx, monitor.Options{Interval: o.Interval, ARPProbes: o.ARPProbes, History: store, Engine: control.ReadFacts, Packets: control.ReadPackets, Kubernetes: reporter,
 		Say: func(l monitor.Line) { _ = lines.Encode(l) }})
 	stop()
 	reporting.Wait()

@@ -48,6 +48,8 @@ type watched struct {
 	probes    probes
 	// wanted says that a finding depends on the table's entries: it begins, stays and ends by them.
 	wanted bool
+	// undecided says that one more window decides whether a finding begins.
+	undecided bool
 }
 
 const (
@@ -338,7 +340,7 @@ func fewestPorts(s *snapshot.Snapshot) (fewest uint64) {
 func (r *watched) urgency(inode uint64, urgent, host bool, now time.Time) float64 {
 	since := now.Sub(r.last)
 	apart := otherApart
-	if host {
+	if host || r.undecided { // of advice, which is not urgent
 		apart = hostApart
 	}
 	switch {

@@ -4,6 +4,7 @@ package monitor
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 )
 
 // A finding is on after onAfter windows in a row that show it, and off after offAfter in a row
-// that do not. In between, what is on is judged by the lower of its thresholds
+// that do not; it becomes more severe and less severe after as many. In between, what is on is judged by the lower of its thresholds
 // (causes.JudgeAgain). Only windows in which the namespace was examined count.
 const (
 	onAfter  = 2
@@ -35,7 +36,9 @@ type track struct {
 	with     int // windows in a row that showed it
 	without  int // that did not
 	severity causes.Severity
-	worse    int // windows in a row with another severity than the reported one
+	other    int    // windows in a row with a lower severity than the reported one, or with a higher one
+	lower    bool   // they have a lower one
+	title    string // of the namespace when it began: it may get a better name
 }
 
 // space is what the findings of one namespace are.
@@ -96,22 +99,29 @@ func (f *findings) window(netns snapshot.Netns, at time.Time, shown []causes.Fin
 		t.with, t.without = t.with+1, 0
 		switch {
 		case !t.on && t.with >= onAfter:
-			t.on, t.severity = true, finding.Severity
+			t.on, t.severity, t.title = true, finding.Severity, Title(netns)
 			events = append(events, t.event(history.Began, at, ""))
 		case t.on && finding.Severity != t.severity:
-			if t.worse++; t.worse >= onAfter {
-				t.severity, t.worse = finding.Severity, 0
+			if lower := finding.Severity < t.severity; lower != t.lower {
+				t.lower, t.other = lower, 0
+			}
+			after := onAfter
+			if t.lower {
+				after = offAfter
+			}
+			if t.other++; t.other >= after {
+				t.severity, t.other = finding.Severity, 0
 				events = append(events, t.event(history.Changed, at, ""))
 			}
 		default:
-			t.worse = 0
+			t.other = 0
 		}
 	}
 	for code, t := range s.tracks {
 		if t.Last.Equal(at) {
 			continue
 		}
-		t.with, t.worse = 0, 0
+		t.with, t.other = 0, 0
 		t.without++
 		switch {
 		case !t.on:
@@ -127,7 +137,7 @@ func (f *findings) window(netns snapshot.Netns, at time.Time, shown []causes.Fin
 
 func (t *track) event(kind string, at time.Time, why string) history.Event {
 	e := history.Event{
-		At: at, Kind: kind, Inode: t.Netns.Inode, Namespace: Title(t.Netns), Code: t.Finding.Code, Severity: t.severity.String(),
+		At: at, Kind: kind, Inode: t.Netns.Inode, Namespace: t.title, Code: t.Finding.Code, Severity: t.severity.String(),
 		Title: t.Finding.Title, Impact: t.Finding.Impact, Why: why,
 	}
 	switch kind {
@@ -139,10 +149,10 @@ func (t *track) event(kind string, at time.Time, why string) history.Event {
 	return e
 }
 
-// remaining ends the findings of namespaces that are gone.
-func (f *findings) remaining(there map[uint64]bool, at time.Time) (events []history.Event) {
+// gone ends the findings of namespaces that are gone.
+func (f *findings) gone(is func(inode uint64) bool, at time.Time) (events []history.Event) {
 	for inode, s := range f.spaces {
-		if there[inode] {
+		if !is(inode) {
 			continue
 		}
 		for _, t := range s.tracks {
@@ -207,6 +217,12 @@ func (f *findings) urgent(inode uint64) bool {
 		}
 	}
 	return false
+}
+
+// undecided says whether one more window decides whether a finding of the namespace begins.
+func (f *findings) undecided(inode uint64) bool {
+	s := f.spaces[inode]
+	return s != nil && slices.ContainsFunc(slices.Collect(maps.Values(s.tracks)), func(t *track) bool { return !t.on })
 }
 
 // shows says whether one of these findings, of at least that severity, is on or was seen in the last window.

@@ -19,6 +19,10 @@ import (
 	"natkit/internal/words/exposition"
 )
 
+// readingHolds is how long the series of a table's entries stand without another reading. While a symptom lasts it is read
+// every few minutes; after its end nothing shows that the numbers still hold.
+const readingHolds = 15 * time.Minute
+
 // What there are at most of series with labels that the machine decides about. With those of
 // fixed labels they are below maxSeries.
 const (
@@ -54,10 +58,10 @@ var (
 	descDrops     = exposition.Metric("dropped_packets_total", "Packets that the kernel dropped in all namespaces, by what that means for NAT; other are those that mean nothing for it.", "cause")
 	descDropsLost = exposition.Metric("dropped_packets_uncounted_total", "Dropped packets that the tracer had no room for.")
 	descTracing   = exposition.Metric("drop_tracing", "Whether dropped packets are traced.")
-	descPortsUsed = exposition.Metric("snat_ports_used", "Ports of an external address in use towards the destination that uses most, by the last reading of the table.", "address", "protocol")
+	descPortsUsed = exposition.Metric("snat_ports_used", "Ports of an external address in use towards the destination that uses most, by a reading of the table in the last 15 minutes.", "address", "protocol")
 	descTopShare  = exposition.Metric("snat_top_destination_ratio", "Share of that destination among all translated flows of the address.", "address", "protocol")
-	descReadAt    = exposition.Metric("conntrack_read_timestamp_seconds", "When the entries of a table were read last; they are read when the fill, failures or drops give reason to.")
-	descTalkers   = exposition.Metric("top_talker_entries", "Entries of the sources with most of them, by the last reading of the table.", "source", "namespace")
+	descReadAt    = exposition.Metric("conntrack_read_timestamp_seconds", "When the entries of a table were read last, if that was in the last 15 minutes; they are read when the fill, failures or drops give reason to.")
+	descTalkers   = exposition.Metric("top_talker_entries", "Entries of the sources with most of them, by a reading of the table in the last 15 minutes.", "source", "namespace")
 	descEngine    = exposition.Metric("engine_up", "Whether natkit translates or accelerates in a namespace, by kind.", "engine", "namespace")
 	descEngineUse = exposition.Metric("engine_sessions_ratio", "Sessions of an engine, as a share of its limit.", "engine", "namespace")
 	descDrift     = exposition.Metric("engine_drift", "Differences between the machine and what the engine was configured for.", "engine", "namespace")
@@ -172,16 +176,26 @@ func (m *monitor) observe(r *probe.Round) {
 		st.logs[s.Netns.Inode] = logState{s.Log, s.TakenAt}
 		st.engines[s.Netns.Inode], st.windows[s.Netns.Inode] = s.Engine, s.WindowSeconds
 		if ct := s.Conntrack; ct != nil && ct.Table != nil && ct.Table.Entries > 0 {
-			st.dumps++
-			st.tables[s.Netns.Inode] = &tableState{s.TakenAt, ct.Table, s.Netns}
+			if t := st.tables[s.Netns.Inode]; t == nil || t.table != ct.Table { // else that of an earlier examination stood for it
+				st.dumps++
+				st.tables[s.Netns.Inode] = &tableState{r.At, ct.Table, s.Netns}
+			}
 		}
 	}
-	maps.DeleteFunc(st.tables, func(inode uint64, _ *tableState) bool { return !there[inode] })
-	maps.DeleteFunc(st.windows, func(inode uint64, _ float64) bool { return !there[inode] })
-	maps.DeleteFunc(st.engines, func(inode uint64, e *snapshot.Engine) bool { return !there[inode] || e == nil })
-	maps.DeleteFunc(st.logs, func(inode uint64, l logState) bool { return !there[inode] || l.Log == nil })
+	maps.DeleteFunc(st.tables, func(_ uint64, t *tableState) bool { return r.At.Sub(t.at) > readingHolds })
+	maps.DeleteFunc(st.engines, func(_ uint64, e *snapshot.Engine) bool { return e == nil })
+	maps.DeleteFunc(st.logs, func(_ uint64, l logState) bool { return l.Log == nil })
+	st.gone(func(inode uint64) bool { return !there[inode] })
+}
+
+// gone forgets namespaces that are gone.
+func (st *state) gone(is func(inode uint64) bool) {
+	maps.DeleteFunc(st.tables, func(inode uint64, _ *tableState) bool { return is(inode) })
+	maps.DeleteFunc(st.windows, func(inode uint64, _ float64) bool { return is(inode) })
+	maps.DeleteFunc(st.engines, func(inode uint64, _ *snapshot.Engine) bool { return is(inode) })
+	maps.DeleteFunc(st.logs, func(inode uint64, _ logState) bool { return is(inode) })
 	for inode, t := range st.trends {
-		if !there[inode] {
+		if is(inode) {
 			st.checked, st.held = st.checked+t.score.Checked, st.held+t.score.Held
 			delete(st.trends, inode)
 		}

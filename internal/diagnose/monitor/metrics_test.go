@@ -112,6 +112,20 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// What a reading of a table has shown is not said for ever: an alert about a flood of last week would stay on.
+func TestReadingsEnd(t *testing.T) {
+	m := crowded()
+	ns := snapshot.Netns{Inode: 1, Name: "n0", Init: true}
+	for _, minutes := range []int{5, 14, 16} {
+		m.observe(&probe.Round{At: noon.Add(time.Duration(minutes) * time.Minute), Samples: []*snapshot.Snapshot{{Netns: ns, TakenAt: noon.Add(time.Duration(minutes) * time.Minute), Conntrack: &snapshot.Conntrack{Count: 5, Max: 9}}}})
+		for _, name := range []string{descPortsUsed.Name, descTopShare.Name, descTalkers.Name, descReadAt.Name} {
+			if n := scraped.SeriesOf(t, m.collect(), name); (n > 0) != (minutes < 15) {
+				t.Errorf("after %d minutes: %d series of %s", minutes, n, name)
+			}
+		}
+	}
+}
+
 // dropSeries are those of crowded: 20 rounds of 400 namespaces with three rows.
 func dropSeries() string {
 	counts := map[string]int{otherDrops: 20 * 400}

@@ -39,6 +39,7 @@ type Options struct {
 	Metrics  net.Listener    // nil: none. Closed at the end
 	Build    map[string]string
 	Engine   probe.EngineReader
+	Packets  probe.PacketReader
 	Log      probe.LogReader
 	Say      func(Line) // what an administrator wants to read in the journal
 	// Kubernetes is told of the findings; nil: nobody is. The caller runs it.
@@ -81,7 +82,10 @@ type monitor struct {
 
 // Run watches until ctx ends, which is no error.
 func Run(ctx context.Context, o Options) error {
-	sampler, err := probe.OpenSampler(probe.Options{Engine: o.Engine, Log: o.Log, Quiet: true})
+	if within := service.Watchdog(); within > 0 && within < 2*o.Interval {
+		return fmt.Errorf("systemd expects a sign of life within %v, which an interval of %v does not give: raise WatchdogSec", within, o.Interval)
+	}
+	sampler, err := probe.OpenSampler(probe.Options{Engine: o.Engine, Packets: o.Packets, Log: o.Log, Quiet: true})
 	if err != nil {
 		return err
 	}
@@ -95,9 +99,6 @@ func Run(ctx context.Context, o Options) error {
 	earlier, err := m.beginTuning(ctx)
 	if err != nil {
 		return err
-	}
-	if within := service.Watchdog(); within > 0 && within < 2*o.Interval {
-		return fmt.Errorf("systemd expects a sign of life within %v, which an interval of %v does not give: raise WatchdogSec", within, o.Interval)
 	}
 	m.cpu = processorTime()
 	for ctx.Err() == nil {
@@ -121,6 +122,9 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	}
 	e := &history.Entry{At: r.At.UTC().Truncate(time.Millisecond), Seconds: r.Seconds, Begins: !m.begun, Tunings: earlier}
 	m.begun = true
+	for _, inode := range r.Renewed {
+		e.Events = append(e.Events, m.forget(inode, e.At)...)
+	}
 	there := map[uint64]bool{}
 	for _, s := range r.Samples {
 		there[s.Netns.Inode] = true
@@ -143,7 +147,7 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	for _, inode := range r.Idle {
 		m.attention.idleAgain(inode, now)
 	}
-	e.Events = append(e.Events, m.findings.remaining(there, e.At)...)
+	e.Events = append(e.Events, m.findings.gone(func(inode uint64) bool { return !there[inode] }, e.At)...)
 	e.Tunings = append(e.Tunings, m.tuningDue(ctx, there)...)
 	maps.DeleteFunc(m.sysctls, func(inode uint64, _ map[string]string) bool { return !there[inode] })
 	m.store(e)
@@ -155,6 +159,19 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	m.observeTunings(e.Tunings)
 	m.account(len(wants), alerts)
 	return nil
+}
+
+// forget ends what was known of a number that another namespace has now.
+func (m *monitor) forget(inode uint64, at time.Time) []history.Event {
+	delete(m.attention.spaces, inode)
+	delete(m.sysctls, inode)
+	if m.tuner != nil {
+		m.tuner.gone(func(n uint64) bool { return n == inode })
+	}
+	m.mu.Lock()
+	m.state.gone(func(n uint64) bool { return n == inode })
+	m.mu.Unlock()
+	return m.findings.gone(func(n uint64) bool { return n == inode }, at)
 }
 
 // near says of whom each sample has more: the counters of the stack, and unconfirmed connections.
@@ -170,7 +187,8 @@ func (m *monitor) judge(s *snapshot.Snapshot) ([]history.Event, []causes.Finding
 	m.attention.examined(s, found, time.Now())
 	shown = flat(shown)
 	events := m.findings.window(s.Netns, s.TakenAt, m.own(s.Netns.Inode, shown))
-	m.attention.of(s.Netns.Inode).wanted = m.findings.needTable(s.Netns.Inode)
+	r := m.attention.of(s.Netns.Inode)
+	r.wanted, r.undecided = m.findings.needTable(s.Netns.Inode), m.findings.undecided(s.Netns.Inode)
 	return events, shown
 }
 

@@ -54,7 +54,10 @@ func TestHysteresis(t *testing.T) {
 		{"ww-w-ww-w--w-----ww", []string{"1 began warning 0", "16 ended warning 11", "18 began warning 17"}},
 		{"wwcwcw", []string{"1 began warning 0"}},
 		{"wwcc", []string{"1 began warning 0", "3 changed critical"}},
-		{"ccww-----", []string{"1 began critical 0", "3 changed warning", "8 ended warning 3"}},
+		{"ccww-----", []string{"1 began critical 0", "8 ended critical 3"}},
+		{"ccwwwww-----", []string{"1 began critical 0", "6 changed warning", "11 ended warning 6"}},
+		{"ccwwccwwccww", []string{"1 began critical 0"}},
+		{"wwaaaac", []string{"1 began warning 0"}},
 		{"aa-----", []string{"1 began advice 0", "6 ended advice 1"}},
 	} {
 		got := course(t, test.windows)
@@ -95,12 +98,96 @@ func TestNamespaceGone(t *testing.T) {
 	if got := f.active(); len(got) != 2 || got[0].Finding.Code != "a" || !f.urgent(9) || f.urgent(8) {
 		t.Error(got)
 	}
-	if e := f.remaining(map[uint64]bool{9: true}, noon); len(e) != 0 {
+	if e := f.gone(func(inode uint64) bool { return inode != 9 }, noon); len(e) != 0 {
 		t.Error(e)
 	}
-	e := f.remaining(nil, noon.Add(time.Minute))
+	e := f.gone(func(uint64) bool { return true }, noon.Add(time.Minute))
 	if len(e) != 2 || e[0].Kind != history.Ended || e[0].Why == "" || e[0].Namespace != "pod shop/cart" || len(f.active()) != 0 {
 		t.Error(e)
+	}
+}
+
+// A container that is started again mostly gets the number of its old namespace: nothing of that is said of the new one.
+func TestNumberIsGivenAgain(t *testing.T) {
+	m := crowded()
+	m.attention, m.sysctls = newAttention(), map[uint64]map[string]string{}
+	settings := func(inode uint64, value string) *snapshot.Snapshot {
+		return &snapshot.Snapshot{Netns: snapshot.Netns{Inode: inode}, Sysctls: map[string]string{"net.ipv4.ip_forward": value}}
+	}
+	const again, other = 7, 8
+	for _, inode := range []uint64{again, other} {
+		m.changedSettings(settings(inode, "1"))
+		m.attention.examined(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: inode}, Conntrack: &snapshot.Conntrack{Table: &snapshot.Table{Entries: 1}}}, true, noon)
+		m.tuner.harm[harmKey{inode, "x"}], m.tuner.wrote[settingKey{inode, "x"}] = []float64{1}, "1"
+	}
+	m.tuner.trial = &trial{step: step{netns: snapshot.Netns{Inode: again}}, windows: 1}
+	held := m.collect().Len()
+	events := m.forget(again, noon.Add(time.Minute))
+	if len(events) != 1 || events[0].Kind != history.Ended || events[0].Namespace != "n6" || events[0].Why == "" {
+		t.Errorf("ended: %+v", events)
+	}
+	for inode, want := range map[uint64]bool{again: false, other: true} {
+		_, examined := m.attention.spaces[inode]
+		_, lost := m.tuner.harm[harmKey{inode, "x"}]
+		_, wrote := m.tuner.wrote[settingKey{inode, "x"}]
+		got := []bool{examined, lost, wrote, m.findings.urgent(inode), m.state.trends[inode] != nil, m.state.tables[inode] != nil, m.state.engines[inode] != nil, m.state.windows[inode] > 0,
+			m.state.logs[inode].Log != nil, len(m.changedSettings(settings(inode, "0"))) > 0}
+		for i, known := range got {
+			if known != want {
+				t.Errorf("%d: part %d is known: %v", inode, i, known)
+			}
+		}
+	}
+	// The effect of a change in the old one is not measured in the new one.
+	m.tuner.window(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: again}, TakenAt: noon.Add(time.Hour)}, nil, nil, noon.Add(time.Hour))
+	if m.tuner.trial.windows != 1 {
+		t.Error("the effect of a change was measured in another namespace")
+	}
+	if got := m.collect(); got.Len() > held {
+		t.Errorf("%d series, %d before", got.Len(), held)
+	}
+}
+
+// A namespace may get a better name while a finding is on: the end is that of what began.
+func TestEndHasTheNameOfTheBeginning(t *testing.T) {
+	f := newFindings()
+	shown := []causes.Finding{{Code: "a", Severity: causes.Critical}}
+	var names []string
+	for i, ns := range []snapshot.Netns{{Inode: 9, Name: "cni-1"}, {Inode: 9, Name: "cni-1"}, {Inode: 9, Name: "cni-1", Container: "pod shop/cart"}} {
+		for _, e := range f.window(ns, noon.Add(time.Duration(i)*time.Second), shown) {
+			names = append(names, e.Namespace)
+		}
+	}
+	for _, e := range f.gone(func(uint64) bool { return true }, noon.Add(time.Minute)) {
+		names = append(names, e.Namespace)
+	}
+	if !reflect.DeepEqual(names, []string{"cni-1", "cni-1"}) {
+		t.Errorf("%q", names)
+	}
+}
+
+// Advice that was seen once is looked for again within a minute, not at the namespace's next turn.
+func TestAdviceIsConfirmed(t *testing.T) {
+	a, f, all := newAttention(), newFindings(), spaces(2)[1:]
+	pod := append(spaces(1), all...)
+	var turns []int
+	for i := range 60 {
+		now := noon.Add(time.Duration(i) * 10 * time.Second)
+		a.pass(10 * time.Second)
+		wants, _ := a.choose(pod, f.urgent, now)
+		for _, w := range wants {
+			s := &snapshot.Snapshot{Netns: snapshot.Netns{Inode: w.Inode}}
+			a.examined(s, false, now)
+			if w.Inode != 2 {
+				continue
+			}
+			turns = append(turns, i)
+			f.window(s.Netns, now, []causes.Finding{{Code: "x", Severity: causes.Advice}})
+			a.of(2).undecided = f.undecided(2)
+		}
+	}
+	if want := []int{0, 6, 36}; !reflect.DeepEqual(turns, want) {
+		t.Errorf("examined in rounds %v, want %v", turns, want)
 	}
 }
 

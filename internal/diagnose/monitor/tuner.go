@@ -5,6 +5,7 @@ package monitor
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,12 +39,13 @@ const (
 	// for the effect of the step.
 	askWindows = 4
 
-	// harmWindows are the last windows before a change that its effect is compared with.
+	// harmWindows are the last windows before a change that its effect is compared with, of a minute at least.
 	harmWindows = 6
 	// harmFactor and harmSlack are how much more must be lost a second than before for a change to have
-	// made it worse.
+	// made it worse, and harmFor how long in each window: losses come in bursts, and what a change breaks stays broken.
 	harmFactor = 1.5
 	harmSlack  = 1.0
+	harmFor    = 25 * time.Second
 
 	// restFirst is how long what was taken back is left alone; it doubles each time up to restMost.
 	restFirst = time.Hour
@@ -99,11 +101,12 @@ type trial struct {
 	id      string // of the journal
 	at      time.Time
 	before  float64 // what was lost a second, at most
-	worse   int     // windows in a row
+	worse   int     // windows in a row, by worseBy
 	windows int
 	after   float64         // what is lost a second
-	worseBy int             // lossGrew or sideEffect, of the last window
+	worseBy int             // lossGrew or sideEffect, of the last window; 0: it was no worse
 	had     map[string]bool // side effects that were there before
+	gone    bool            // its namespace; another one may have its number
 }
 
 // review is a change that was taken back: if as much is lost without it, the load had grown, and the change was not
@@ -141,9 +144,27 @@ func newTuner(mode Tuning, interval time.Duration) *tuner {
 	return &tuner{mode: mode, interval: interval, resting: map[settingKey]rest{}, wrote: map[settingKey]string{}, harm: map[harmKey][]float64{}, proposed: map[settingKey]history.Tuning{}, asked: map[settingKey]int{}}
 }
 
+// remembers takes what earlier processes changed, oldest first: when the last change was, and what settings of the machine were
+// given. Those of a namespace are known by its number, which the journal does not have.
+func (t *tuner) remembers(records []tune.Record, now time.Time) {
+	for _, r := range records {
+		// The clock may have been set back since.
+		if t.last = r.Time; r.Time.After(now) {
+			t.last = now
+		}
+		for _, c := range r.Changes {
+			if tune.OfMachine(c.Setting) && r.State == tune.StateApplied {
+				t.wrote[settingKey{0, c.Setting}] = c.New
+			} else {
+				delete(t.wrote, settingKey{0, c.Setting})
+			}
+		}
+	}
+}
+
 // window takes the facts of one window of a namespace, what they show, and the findings that are on there.
 func (t *tuner) window(s *snapshot.Snapshot, shown, on []causes.Finding, now time.Time) (act *action, said []history.Tuning) {
-	if t.trial != nil && t.trial.step.netns.Inode == s.Netns.Inode {
+	if t.trial != nil && t.trial.step.netns.Inode == s.Netns.Inode && !t.trial.gone {
 		act, said = t.measure(s, shown, now)
 	}
 	said = append(said, t.acquit(s, shown, now)...)
@@ -240,18 +261,19 @@ func lost(s *snapshot.Snapshot, f causes.Finding) float64 {
 // remember keeps what each finding has lost in the last windows.
 func (t *tuner) remember(s *snapshot.Snapshot, shown []causes.Finding) {
 	seen := map[string]bool{}
+	most := max(harmWindows, int(time.Minute/t.interval))
 	for _, f := range shown {
 		key := harmKey{s.Netns.Inode, f.Code}
 		seen[f.Code] = true
 		t.harm[key] = append(t.harm[key], lost(s, f))
-		t.harm[key] = t.harm[key][max(0, len(t.harm[key])-harmWindows):]
+		t.harm[key] = t.harm[key][max(0, len(t.harm[key])-most):]
 	}
 	for key, values := range t.harm {
 		if key.inode != s.Netns.Inode || seen[key.code] {
 			continue
 		}
 		values = append(values, 0)
-		if t.harm[key] = values[max(0, len(values)-harmWindows):]; slices.Max(t.harm[key]) == 0 {
+		if t.harm[key] = values[max(0, len(values)-most):]; slices.Max(t.harm[key]) == 0 {
 			delete(t.harm, key)
 		}
 	}
@@ -370,10 +392,13 @@ func (t *tuner) measure(s *snapshot.Snapshot, shown []causes.Finding, now time.T
 	if scarce(s) {
 		why, by = "less than a tenth of the memory is available", sideEffect
 	}
-	n.worseBy = by
-	if why == "" {
+	if by != n.worseBy {
 		n.worse = 0
-	} else if n.worse++; n.worse >= 2 {
+	}
+	if n.worseBy = by; by != 0 {
+		n.worse++
+	}
+	if need := max(2, int(harmFor/t.interval)+1); by == sideEffect && n.worse >= 2 || by == lossGrew && n.worse >= need {
 		return t.takeBack(why), nil
 	}
 	return t.due(now)
@@ -393,7 +418,7 @@ func (t *tuner) due(now time.Time) (*action, []history.Tuning) {
 	switch {
 	case n.windows == 0:
 		return t.takeBack("its effect could not be measured"), nil
-	case n.worse > 0:
+	case n.worse > 0 && (n.worseBy == sideEffect || n.worse == n.windows): // there is no time to see whether it stays so
 		return t.takeBack("the last window after it was worse than those before"), nil
 	}
 	why := fmt.Sprintf("%s a second are lost after it, %s before", number(n.after), number(n.before))
@@ -463,32 +488,17 @@ func (t *tuner) tookBack(why string, err error, now time.Time) []history.Tuning 
 	return out
 }
 
-// gone forgets namespaces that are no more. A change of the machine whose namespace is gone is
-// decided when it is due.
-func (t *tuner) gone(there map[uint64]bool) {
-	for key := range t.harm {
-		if !there[key.inode] {
-			delete(t.harm, key)
-		}
+// gone forgets namespaces that are no more. A change of one is decided when it is due.
+func (t *tuner) gone(is func(inode uint64) bool) {
+	maps.DeleteFunc(t.harm, func(key harmKey, _ []float64) bool { return is(key.inode) })
+	maps.DeleteFunc(t.asked, func(key settingKey, _ int) bool { return is(key.inode) })
+	maps.DeleteFunc(t.proposed, func(key settingKey, _ history.Tuning) bool { return is(key.inode) })
+	maps.DeleteFunc(t.resting, func(key settingKey, _ rest) bool { return key.inode != 0 && is(key.inode) })
+	maps.DeleteFunc(t.wrote, func(key settingKey, _ string) bool { return key.inode != 0 && is(key.inode) })
+	if t.trial != nil && is(t.trial.step.netns.Inode) {
+		t.trial.gone = true
 	}
-	for key := range t.asked {
-		if !there[key.inode] {
-			delete(t.asked, key)
-		}
-	}
-	for key := range t.proposed {
-		if !there[key.inode] {
-			delete(t.proposed, key)
-		}
-	}
-	for key := range t.resting {
-		if key.inode != 0 && !there[key.inode] {
-			delete(t.resting, key)
-		}
-	}
-	for key := range t.wrote {
-		if key.inode != 0 && !there[key.inode] {
-			delete(t.wrote, key)
-		}
+	if t.review != nil && is(t.review.step.netns.Inode) {
+		t.review = nil
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -238,6 +240,48 @@ func TestTunerGrowingLoad(t *testing.T) {
 	}
 }
 
+// Losses come in bursts. A change that has nothing to do with them is not taken back for one, whatever the windows before
+// happened to lose; a change that multiplies them is.
+func TestTunerBursts(t *testing.T) {
+	const runs = 300
+	for _, test := range []struct {
+		about         string
+		spread, times float64 // of the losses of windows, and by what the change multiplies them
+		least, most   int     // of the runs in which it is taken back
+	}{
+		{"even losses", 0.1, 1, 0, 0},
+		{"bursts", 0.5, 1, 0, 3},
+		{"large bursts", 1, 1, 0, 9},
+		{"larger bursts", 1.5, 1, 0, 12},
+		{"harm", 0.1, 3, runs, runs},
+		{"harm with bursts", 0.3, 5, runs * 97 / 100, runs},
+	} {
+		taken := 0
+		for seed := range uint64(runs) {
+			r := rand.New(rand.NewPCG(seed, 1))
+			const demand = 140000 // more than the first step gives
+			m := simulate(t, TuneApply, func(time.Duration) float64 { return demand })
+			m.refuse = func(m *simulated, _ time.Duration) uint64 {
+				lost := 50000 * math.Exp(test.spread*r.NormFloat64())
+				if m.settings[limitSetting] > 65536 {
+					lost *= test.times
+				}
+				return uint64(max(0, lost-float64(demand-m.settings[limitSetting])/10)) // as many with the change as without
+			}
+			m.run(5 * time.Minute)
+			if len(m.times) != 1 {
+				t.Fatalf("%s: changes at %v", test.about, m.times)
+			}
+			if slices.ContainsFunc(m.changes, func(c history.Tuning) bool { return c.Kind == history.TakenBack }) {
+				taken++
+			}
+		}
+		if taken < test.least || taken > test.most {
+			t.Errorf("%s: taken back in %d of %d runs, want %d to %d", test.about, taken, runs, test.least, test.most)
+		}
+	}
+}
+
 // A side effect takes a change back, too; so do memory that runs short and a namespace that is not examined.
 func TestTunerSideEffects(t *testing.T) {
 	full := func(time.Duration) float64 { return 90000 }
@@ -326,5 +370,88 @@ func TestTunerAdvises(t *testing.T) {
 	}
 	if m.run(time.Hour); len(m.tuner.proposed) != 0 || len(m.changes) != 2 {
 		t.Errorf("%v, %v", m.changes, m.tuner.proposed)
+	}
+}
+
+// A monitor that is started again takes back what was changed by one that ended before it knew the effect, and nothing else:
+// a change that was kept stays when the history no longer reaches back to it.
+func TestUndecided(t *testing.T) {
+	const id = "20260301-120000"
+	change := tune.Record{ID: id, Time: noon}
+	at := func(after time.Duration, kinds ...string) *history.Entry {
+		e := &history.Entry{At: noon.Add(after), Seconds: 10}
+		for _, kind := range kinds {
+			e.Tunings = append(e.Tunings, history.Tuning{At: e.At, Kind: kind, ID: id, Setting: limitSetting})
+		}
+		return e
+	}
+	begins := func(e *history.Entry) *history.Entry { e.Begins = true; return e }
+	before := at(-time.Minute)
+	for _, test := range []struct {
+		about   string
+		entries []*history.Entry
+		age     time.Duration
+		want    bool
+	}{
+		{"killed right after it", []*history.Entry{before, at(0, history.Applied)}, time.Minute, true},
+		{"killed before that was stored", []*history.Entry{before}, time.Minute, true},
+		{"killed right after it, and started again a month later", []*history.Entry{before, at(0, history.Applied)}, 30 * 24 * time.Hour, true},
+		{"killed before that was stored, and started again a month later", []*history.Entry{before}, 30 * 24 * time.Hour, true},
+		{"killed, and started without --tune in between", []*history.Entry{before, at(0, history.Applied), begins(at(time.Minute)), at(time.Hour)}, 2 * time.Hour, true},
+		{"kept", []*history.Entry{before, at(0, history.Applied), at(50*time.Second, history.Kept)}, time.Hour, false},
+		{"kept, and the disk was full then", []*history.Entry{before, at(0, history.Applied), at(30 * time.Minute)}, time.Hour, false},
+		{"kept, and forgotten", []*history.Entry{at(8 * 24 * time.Hour)}, 15 * 24 * time.Hour, false},
+		{"kept, and the history was removed", nil, 15 * 24 * time.Hour, false},
+		{"a moment ago, and there is no history", nil, time.Minute, true},
+		{"taking it back failed", []*history.Entry{before, at(0, history.Applied), at(50*time.Second, history.NotTuned), at(30 * time.Minute)}, time.Hour, true},
+	} {
+		dir := t.TempDir()
+		w, err := history.Create(dir, history.Limits{Bytes: 1 << 20, Age: 1e6 * time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range test.entries {
+			if err := w.Add(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		m := &monitor{o: Options{HistoryDir: dir}}
+		if got := m.undecided(change, noon.Add(test.age)); got != test.want {
+			t.Errorf("%s: undecided %v, want %v", test.about, got, test.want)
+		}
+	}
+}
+
+// A monitor that is started again knows when the last change was, and by what was given that somebody else has changed a
+// setting since. A change that is in the future by a clock that was set back does not hold up the next one for years.
+func TestTunerRemembers(t *testing.T) {
+	change := func(value string) []tune.Change {
+		return []tune.Change{{Setting: limitSetting, New: value}}
+	}
+	for _, test := range []struct {
+		about   string
+		records []tune.Record
+		limit   uint64 // when it is started again
+		want    string
+	}{
+		{"long ago", []tune.Record{{Time: noon.Add(-time.Hour), State: tune.StateApplied, Changes: change("65536")}}, 65536, "applied 131072, kept 131072"},
+		{"just now", []tune.Record{{Time: noon, State: tune.StateApplied, Changes: change("65536")}}, 65536, ""},
+		{"in the future", []tune.Record{{Time: noon.Add(10 * 365 * 24 * time.Hour), State: tune.StateApplied, Changes: change("65536")}}, 65536, "applied 131072, kept 131072"},
+		{"somebody has changed it since", []tune.Record{{Time: noon.Add(-time.Hour), State: tune.StateApplied, Changes: change("131072")}}, 65536, ""},
+		{"it was taken back", []tune.Record{{Time: noon.Add(-time.Hour), State: tune.StateRolledBack, Changes: change("131072")}}, 65536, "applied 131072, kept 131072"},
+	} {
+		m := simulate(t, TuneApply, func(time.Duration) float64 { return 90000 })
+		m.settings[limitSetting] = test.limit
+		m.tuner.remembers(test.records, noon)
+		m.run(5 * time.Minute)
+		if test.about == "in the future" {
+			m.run(10 * time.Minute)
+		}
+		if got := strings.Join(m.kinds(), ", "); got != test.want {
+			t.Errorf("%s: %q, want %q", test.about, got, test.want)
+		}
 	}
 }

@@ -42,15 +42,14 @@ func (m *monitor) beginTuning(ctx context.Context) ([]history.Tuning, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := len(records) - 1
-	for ; i >= 0 && records[i].By != By; i-- {
-	}
-	if i < 0 {
+	records = slices.DeleteFunc(records, func(r tune.Record) bool { return r.By != By })
+	if len(records) == 0 {
 		return nil, nil
 	}
-	last := records[i]
-	m.tuner.last = last.Time
-	if last.State != tune.StateInterrupted && (last.State != tune.StateApplied || m.decided(last)) {
+	now := time.Now()
+	m.tuner.remembers(records, now)
+	last := records[len(records)-1]
+	if last.State != tune.StateInterrupted && (last.State != tune.StateApplied || !m.undecided(last, now)) {
 		return nil, nil
 	}
 	const why = "natkit monitor ended before its effect was known"
@@ -61,6 +60,8 @@ func (m *monitor) beginTuning(ctx context.Context) ([]history.Tuning, error) {
 		n := history.Tuning{At: time.Now(), Kind: history.TakenBack, Namespace: cmp.Or(c.Netns, hostTitle(c)), Setting: c.Setting, Old: c.New, New: c.Old, Code: c.Code, Why: why, ID: last.ID}
 		if err != nil {
 			n.Kind, n.Why = history.NotTuned, why+", and taking it back failed: "+err.Error()
+		} else {
+			delete(m.tuner.wrote, settingKey{0, c.Setting})
 		}
 		out = append(out, n)
 	}
@@ -74,14 +75,36 @@ func hostTitle(c tune.Change) string {
 	return "own"
 }
 
-// decided says whether the history shows that a change was to stay.
-func (m *monitor) decided(r tune.Record) (kept bool) {
+// decideAfter is how long after a change a monitor that goes on has surely decided about it.
+const decideAfter = 10 * tuneWithin
+
+// undecided says whether a monitor ended before it knew the effect of a change. The history shows that: it does not go on
+// with the same monitor, nor say that the change stays. Where it does not reach back to the change (it keeps some days, and
+// may be removed or elsewhere), a change of long ago stays: its monitor mostly went on.
+func (m *monitor) undecided(r tune.Record, now time.Time) bool {
+	made, kept, failed, reaches, ended := false, false, false, false, false
 	// What can't be read shows nothing.
-	_, _ = history.Read(m.o.HistoryDir, history.Span{From: r.Time.Add(-time.Minute)}, func(e *history.Entry) error {
-		kept = kept || slices.ContainsFunc(e.Tunings, func(n history.Tuning) bool { return n.ID == r.ID && n.Kind == history.Kept })
+	_, _ = history.Read(m.o.HistoryDir, history.Span{From: r.Time.Add(-decideAfter)}, func(e *history.Entry) error {
+		after := e.At.Sub(r.Time)
+		reaches = reaches || after <= 0
+		ended = ended || after > 0 && e.Begins
+		kept = kept || reaches && !ended && after > decideAfter
+		for _, n := range e.Tunings {
+			if n.ID != r.ID {
+				continue
+			}
+			switch n.Kind {
+			case history.Applied:
+				made = true
+			case history.Kept:
+				kept = true
+			case history.NotTuned: // it should have been taken back
+				failed = true
+			}
+		}
 		return nil
 	})
-	return kept
+	return failed || !kept && (made || reaches || now.Sub(r.Time) < decideAfter)
 }
 
 // tune does about a window what the tuner decides.
@@ -98,7 +121,7 @@ func (m *monitor) tuningDue(ctx context.Context, there map[uint64]bool) []histor
 	if m.tuner == nil {
 		return nil
 	}
-	m.tuner.gone(there)
+	m.tuner.gone(func(inode uint64) bool { return !there[inode] })
 	act, said := m.tuner.due(time.Now())
 	return append(said, m.perform(ctx, act)...)
 }

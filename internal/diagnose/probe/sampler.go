@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/snapshot"
@@ -29,6 +31,8 @@ type Sampler struct {
 	seen   map[uint64]*sampled
 	rounds int
 	walks  walks
+	// renewed are numbers that another namespace has got since the last round.
+	renewed []uint64
 	// sampledAt is when the last samples were taken.
 	sampledAt time.Time
 }
@@ -64,7 +68,10 @@ type Round struct {
 	Unconfirmed map[uint64]conntrack.Unconfirmed
 	Looks       []*snapshot.Snapshot // those that were asked for and could be read
 	// Idle are those asked for that have no interface but loopback.
-	Idle    []uint64
+	Idle []uint64
+	// Renewed are numbers that another namespace has now: the one of the last round is gone. The kernel gives the lowest
+	// free number, so that a container that is started again mostly has the one from before.
+	Renewed []uint64
 	Changes []Change
 	// NoDrops is why drops are not traced; nil if they are.
 	NoDrops error
@@ -75,8 +82,13 @@ const (
 	// nothing is wrong in. The tracer sees what they lose.
 	stackEvery = 12
 
-	// engineShare bounds how much of the time the counters of an engine are read: a large rule file is read with them.
+	// engineShare bounds how much of a processor's time reading the counters of an engine takes: a large rule file is read
+	// with them.
 	engineShare = 400
+
+	// nameAgain is after how many rounds it is asked again whose a namespace is of which nothing told: it may have been
+	// made before the processes of its pod.
+	nameAgain = 3
 
 	// retrace is how long a tracer lives. What it remembers of namespaces that are gone goes with it.
 	retrace = time.Hour
@@ -86,7 +98,9 @@ const (
 type sampled struct {
 	netns    snapshot.Netns
 	ref      string
-	round    int // in which it was seen last
+	cookie   uint64 // tells it from another one with its number; 0 before Linux 5.14
+	namedAt  int    // the round in which it was asked last whose it is
+	round    int    // in which it was seen last
 	at       time.Time
 	count    uint64
 	known    bool // count and stats
@@ -161,11 +175,7 @@ func (p *Sampler) find() error {
 	for _, place := range p.places {
 		n := p.seen[place.Inode]
 		if n == nil || n.ref != place.Ref && !slices.ContainsFunc(place.Processes, func(pid int) bool { return n.ref == fmt.Sprintf("pid:%d", pid) }) {
-			if n != nil {
-				n.close()
-			}
-			n = &sampled{ref: place.Ref}
-			p.seen[place.Inode] = n
+			n = p.begin(place)
 		}
 		n.round = p.rounds
 	}
@@ -176,6 +186,17 @@ func (p *Sampler) find() error {
 		}
 	}
 	return nil
+}
+
+// begin forgets what is known of a number, and begins with the namespace that has it now.
+func (p *Sampler) begin(place netns.Place) *sampled {
+	n := &sampled{ref: place.Ref, round: p.rounds}
+	if before := p.seen[place.Inode]; before != nil {
+		before.close()
+		n.cookie = before.cookie // it may be the same, by another reference: samples tells
+	}
+	p.seen[place.Inode] = n
+	return n
 }
 
 // Round lets a window pass and says what was in it.
@@ -207,6 +228,7 @@ func (p *Sampler) Round(ctx context.Context, t RoundOptions) (*Round, error) {
 	out.Seconds = out.At.Sub(began).Seconds()
 	out.Unconfirmed = map[uint64]conntrack.Unconfirmed{}
 	out.Samples = p.samples(t.Close, out.Unconfirmed)
+	out.Renewed, p.renewed = p.renewed, nil
 	p.sortDrops(out, early)
 	p.sampleEngines(out.Samples)
 	for _, r := range readings {
@@ -270,9 +292,10 @@ func (p *Sampler) samples(near func(inode uint64) bool, unconfirmed map[uint64]c
 	i := 0
 	// A thread that can't learn where it is can't go anywhere: then there are no samples.
 	_ = netns.Visit(p.places, func(place netns.Place) {
-		n := p.seen[place.Inode]
-		if n.at.IsZero() {
+		n := p.there(place)
+		if n.at.IsZero() || n.unnamed() && p.rounds-n.namedAt >= nameAgain {
 			n.name(v, place)
+			n.namedAt = p.rounds
 		}
 		stack := n.stackAt.IsZero() || near != nil && near(place.Inode) || (p.rounds+i)%stackEvery == 0
 		out = append(out, n.sample(v, stack))
@@ -285,6 +308,26 @@ func (p *Sampler) samples(near func(inode uint64) bool, unconfirmed map[uint64]c
 	}, nil)
 	return out
 }
+
+// there is what is remembered of the namespace that the thread is in, which is at a place.
+func (p *Sampler) there(place netns.Place) *sampled {
+	n := p.seen[place.Inode]
+	cookie, err := netns.Cookie()
+	if err != nil {
+		return n
+	}
+	if n.cookie != 0 && n.cookie != cookie {
+		p.renewed = append(p.renewed, place.Inode)
+		if !n.at.IsZero() {
+			n = p.begin(place)
+		}
+	}
+	n.cookie = cookie
+	return n
+}
+
+// unnamed says whether nothing has told whose the namespace is.
+func (n *sampled) unnamed() bool { return !n.netns.Init && n.netns.Container == "" }
 
 // name says whose the namespace is.
 func (n *sampled) name(v *view, place netns.Place) {
@@ -321,11 +364,13 @@ func (n *sampled) sample(v *view, stack bool) *snapshot.Snapshot {
 
 // sampleEngines counts what the eBPF engine did with packets, where it is up.
 func (p *Sampler) sampleEngines(samples []*snapshot.Snapshot) {
+	if p.opts.Packets == nil {
+		return
+	}
 	for _, s := range samples {
 		n := p.seen[s.Netns.Inode]
 		at := slices.IndexFunc(p.places, func(place netns.Place) bool { return place.Inode == s.Netns.Inode })
-		began := time.Now()
-		if n == nil || !n.engine || at < 0 || began.Before(n.rested) {
+		if n == nil || !n.engine || at < 0 || time.Now().Before(n.rested) {
 			continue
 		}
 		before := n.packets
@@ -334,23 +379,29 @@ func (p *Sampler) sampleEngines(samples []*snapshot.Snapshot) {
 		if err != nil {
 			continue
 		}
-		now, err := p.opts.Engine(h, nil, false)
+		began := processTime()
+		n.packets, err = p.opts.Packets(h)
 		h.Close()
-		n.rested = time.Now().Add(engineShare * time.Since(began))
-		if err != nil || now == nil || now.Kind != snapshot.EngineEBPF {
+		n.rested = time.Now().Add(engineShare * (processTime() - began))
+		if err != nil || before == nil {
 			continue
 		}
-		n.packets = now.Packets
-		if before == nil {
-			continue
-		}
-		s.Engine = &snapshot.Engine{Kind: now.Kind, Packets: map[string]uint64{}}
-		for name, total := range now.Packets {
+		s.Engine = &snapshot.Engine{Kind: snapshot.EngineEBPF, Packets: map[string]uint64{}}
+		for name, total := range n.packets {
 			if more := increase(before[name], total); more > 0 {
 				s.Engine.Packets[name] = more
 			}
 		}
 	}
+}
+
+// processTime is the processor time that this process has taken. Reading lasts longer where others have the processors.
+func processTime() time.Duration {
+	var r unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &r) != nil {
+		return 0
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
 func (n *sampled) sampleConntrack(v *view, s *snapshot.Snapshot, count uint64, stack bool) {

@@ -8,8 +8,12 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +50,114 @@ func TestLiveNeighbourIsSet(t *testing.T) {
 	if want := "neighbour set: 198.51.100.2 is 02:00:00:00:00:01 on veth0, permanent"; len(got) != 1 || got[0] != want {
 		t.Errorf("%q, want %q", got, want)
 	}
+}
+
+// The number of a namespace that is gone is given to the next one: a Sampler reports it, and compares nothing of the new one
+// with the old one. One that is still the same is not reported, by whatever name it is found.
+func TestLiveNumberIsGivenAgain(t *testing.T) {
+	ktest.Root(t)
+	name := ktest.Name(t)
+	h, err := netns.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := h.Inode()
+	t.Cleanup(func() { netns.Delete(name) })
+	p, err := OpenSampler(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	round := func() *Round {
+		t.Helper()
+		r, err := p.Round(t.Context(), RoundOptions{Window: time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	if r := round(); slices.Contains(r.Renewed, number) {
+		t.Error("reported, and it is the same")
+	}
+	p.seen[number].ref = "pid:4194304" // by which it was found before
+	if r := round(); slices.Contains(r.Renewed, number) || p.seen[number].ref != name {
+		t.Errorf("reported, and it is the same by another name: %v", p.seen[number].ref)
+	}
+	h.Close()
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		if err := netns.Delete(name); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Millisecond) // the kernel frees the number when it has cleaned up
+		if h, err = netns.Create(name); err != nil {
+			t.Fatal(err)
+		}
+		again := h.Inode() == number
+		h.Close()
+		if again {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Skip("the kernel gave the number to somebody else")
+		}
+	}
+	before := p.seen[number]
+	if r := round(); !slices.Contains(r.Renewed, number) || p.seen[number] == before {
+		t.Errorf("another namespace with the number %d was not reported: %v", number, r.Renewed)
+	}
+	if r := round(); slices.Contains(r.Renewed, number) {
+		t.Error("reported twice")
+	}
+	p.seen[number].ref, p.seen[number].cookie = "pid:4194304", p.seen[number].cookie+1 // of another name, too
+	if r := round(); !slices.Contains(r.Renewed, number) {
+		t.Error("another one by another name was not reported")
+	}
+}
+
+// A namespace may be there before the processes of its pod: when these have come it gets their name.
+func TestLiveNameComesLater(t *testing.T) {
+	h := newNetns(t)
+	p, err := OpenSampler(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	title := func() string {
+		t.Helper()
+		r, err := p.Round(t.Context(), RoundOptions{Window: time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(r.Samples, func(s *snapshot.Snapshot) bool { return s.Netns.Inode == h.Inode() })
+		return r.Samples[i].Netns.Title()
+	}
+	if got := title(); got != h.Name() {
+		t.Fatalf("title %q", got)
+	}
+	root := "/sys/fs/cgroup/pids"
+	if _, err := os.Stat(root); err != nil {
+		root = "/sys/fs/cgroup"
+	}
+	group := root + "/docker-" + strings.Repeat("0123456789abcdef", 4) + ".scope"
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Skipf("no group of processes can be made: %v", err)
+	}
+	cmd := exec.Command(ktest.Tool(t, "sleep"), "60")
+	in(t, h, cmd.Start)
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		os.Remove(group)
+	})
+	if err := os.WriteFile(group+"/cgroup.procs", []byte(fmt.Sprint(cmd.Process.Pid)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for range nameAgain + 1 {
+		if title() != h.Name() {
+			return
+		}
+	}
+	t.Errorf("its process is in %s, and the namespace is still called %q", group, title())
 }
 
 // ARP requests for this machine's address are counted in each sample if their tag is that of a VLAN without an

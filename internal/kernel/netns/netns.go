@@ -239,19 +239,27 @@ type ID struct {
 // ID returns the identity of the namespace.
 func (h *Handle) ID() (ID, error) {
 	id := ID{Inode: h.Inode()}
-	err := h.Do(func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("identify network namespace %q: socket: %w", h.Name(), err)
+	err := h.Do(func() (err error) {
+		if id.Cookie, err = Cookie(); err != nil {
+			err = fmt.Errorf("identify network namespace %q: %w", h.Name(), err)
 		}
-		defer unix.Close(fd)
-		id.Cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		if err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
-			return fmt.Errorf("identify network namespace %q: %w", h.Name(), err)
-		}
-		return nil
+		return err
 	})
 	return id, err
+}
+
+// Cookie is that of the namespace that the thread is in.
+func Cookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		return 0, nil
+	}
+	return cookie, err
 }
 
 // Unpin takes the name away if it is that of namespace id, or what a killed Pin

@@ -225,6 +225,21 @@ func (e *Engine) Stats() (*rulefile.Stats, error) {
 	return s, nil
 }
 
+// Packets reads the counters of packets alone, summed over CPUs.
+func (e *Engine) Packets() (map[string]uint64, error) {
+	var perCPU []abiNatStats
+	if err := e.m.Stats.Lookup(uint32(0), &perCPU); err != nil {
+		return nil, fmt.Errorf("read counters: %w", err)
+	}
+	out := map[string]uint64{}
+	for _, c := range perCPU {
+		for reason, n := range c.Packets {
+			out[rulefile.Reason(reason).String()] += n
+		}
+	}
+	return out, nil
+}
+
 // FreePorts reports how many ports an external address has left, by class.
 func (e *Engine) FreePorts(index int) (free [rulefile.PortClasses]int, err error) {
 	var id ebpf.MapID
