@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -131,20 +132,23 @@ It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 		if err != nil {
 			return err
 		}
-		o := monitor.Options{Interval: interval, Engine: control.ReadFacts, Log: collect.FactsFrom(logFolder("")), ARPProbes: monitor.ARPProbes(arp), Tune: monitor.Tuning(tuning), TunePlace: tunePlace(), HistoryDir: historyFolder(dir), Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
+		if err := checkListen("metrics", metrics); err != nil {
+			return err
+		}
+		o := monitor.Options{Interval: interval, Engine: control.ReadFacts, Packets: control.ReadPackets, Log: collect.FactsFrom(logFolder("")), ARPProbes: monitor.ARPProbes(arp), Tune: monitor.Tuning(tuning), TunePlace: tunePlace(), HistoryDir: historyFolder(dir), Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
 		if o.Kubernetes, err = cluster.reporter(cmd); err != nil {
 			return err
 		}
-		if o.History, err = history.Create(historyFolder(dir), limits); err != nil {
-			return err
-		}
-		defer func() { err = cmp.Or(err, o.History.Close()) }()
 		if metrics != "" {
 			if o.Metrics, err = net.Listen("tcp", metrics); err != nil {
 				return fmt.Errorf("serve metrics: %w", err)
 			}
 			defer o.Metrics.Close()
 		}
+		if o.History, err = history.Create(historyFolder(dir), limits); err != nil {
+			return err
+		}
+		defer func() { err = cmp.Or(err, o.History.Close()) }()
 		// It runs for years beside what the machine is there for: room is worth more to it than time.
 		defer debug.SetGCPercent(debug.SetGCPercent(80))
 		stamp := os.Getenv("JOURNAL_STREAM") == ""
@@ -190,6 +194,9 @@ func (c *clusterFlags) reporter(cmd *cobra.Command) (*kubernetes.Reporter, error
 		return nil, usagef("--node-name %q: want the name of this node as kubectl get nodes shows it", c.node)
 	}
 	api, err := kubernetes.NewAPI(c.api, c.credentials)
+	if errors.Is(err, kubernetes.ErrAddress) && c.api != "" {
+		return nil, usagef("--kubernetes-api %w", err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -228,4 +235,19 @@ func historyLimits(room, age string) (l history.Limits, err error) {
 		return l, usagef("--history-age %q: want a time of at least 1h, such as 7d", age)
 	}
 	return history.Limits{Bytes: bytes, Age: d}, nil
+}
+
+// checkListen refuses the value of a flag that is no address to listen at; none is none.
+func checkListen(flag, address string) error {
+	if address == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err == nil && port != "" {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil || port == "" {
+		return usagef("--%s %q: want ADDRESS:PORT, such as 127.0.0.1:9641", flag, address)
+	}
+	return nil
 }

@@ -5,10 +5,14 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +20,7 @@ import (
 
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/diagnose/history"
+	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
 	"natkit/internal/ui/report"
 )
@@ -30,6 +35,12 @@ func TestMonitorUsage(t *testing.T) {
 		{"monitor --node-name=", "as kubectl get nodes shows it"},
 		{"monitor --node-name a/b", "as kubectl get nodes shows it"},
 		{"monitor --kubernetes-api https://x", "--kubernetes-api needs --node-name"},
+		{"monitor --node-name a --kubernetes-api http://x", "want https://HOST:PORT"},
+		{"monitor --metrics foo", "want ADDRESS:PORT"},
+		{"monitor --metrics 127.0.0.1:", "want ADDRESS:PORT"},
+		{"monitor --metrics 127.0.0.1:99999", "want ADDRESS:PORT"},
+		{"monitor --metrics ::1:9641", "want ADDRESS:PORT"},
+		{"serve -f nat.yaml --metrics foo", "want ADDRESS:PORT"},
 		{"monitor --tune on", "want off, advise or apply"},
 		{"monitor --arp-probes never", "want off, symptom or always"},
 		{"monitor --tune apply --interval 30s", "at most 20s"},
@@ -48,6 +59,19 @@ func TestMonitorUsage(t *testing.T) {
 		code, stdout, stderr := observed(t.Context(), tt.args)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, tt.says) {
 			t.Errorf("%s: exit %d, %q, %q; want %q", tt.args, code, stdout, stderr, tt.says)
+		}
+	}
+	// What can't be done leaves nothing behind.
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	for _, args := range []string{"monitor --metrics foo", "monitor --metrics " + busy.Addr().String(), "monitor --node-name a --kubernetes-api https://x --kubernetes-credentials /nowhere"} {
+		dir := filepath.Join(t.TempDir(), "history")
+		code, _, stderr := observed(t.Context(), args+" --history "+dir)
+		if _, err := os.Stat(dir); code == exitOK || !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: exit %d, %q; the folder of the history: %v", args, code, stderr, err)
 		}
 	}
 	for _, args := range []string{"history", "doctor --at 1h", "doctor --since 1h"} {
@@ -75,6 +99,55 @@ func TestParseMoment(t *testing.T) {
 		got, err := parseMoment(text, now)
 		if err == nil && got.Format(time.RFC3339) != want || err != nil && want != "" {
 			t.Errorf("%q: %v, %v; want %q", text, got, err, want)
+		}
+	}
+}
+
+// recordedFacts are facts of a namespace at a time.
+func recordedFacts(t *testing.T, at time.Time, ns snapshot.Netns) history.Look {
+	t.Helper()
+	f, err := os.Open("../../internal/ui/report/testdata/corpus/ufw.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	s, err := snapshot.Load(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.TakenAt, s.Netns = at, ns
+	return history.NewLook(s)
+}
+
+// Two namespaces of which one had the number of the other after its end are two, and what of a history is damaged is said.
+func TestRecordedNumberIsGivenAgain(t *testing.T) {
+	dir := t.TempDir()
+	w, err := history.Create(dir, history.DefaultLimits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now().UTC().Truncate(time.Millisecond)
+	for i, name := range []string{"blue", "blue", "green", "green"} {
+		at := now.Add(time.Duration(i-4) * time.Minute)
+		if err := w.Add(&history.Entry{At: at, Seconds: 10, Looks: []history.Look{recordedFacts(t, at, snapshot.Netns{Name: name, Inode: 4026532999})}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "0000000009.segment"), []byte("something else, and longer than a header"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range []string{"doctor --at 2m", "doctor --since 1h"} {
+		_, stdout, stderr := observed(t.Context(), args+" --history "+dir)
+		for _, name := range []string{"blue", "green"} {
+			if !strings.Contains(stdout, name) {
+				t.Errorf("%s does not show %s:\n%s%s", args, name, stdout, stderr)
+			}
+		}
+		if !strings.Contains(stderr, "0000000009.segment: this is not a segment of natkit's history") {
+			t.Errorf("%s: %q", args, stderr)
 		}
 	}
 }

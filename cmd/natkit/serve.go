@@ -74,6 +74,9 @@ or notify-reload from systemd 253.`,
 		if o.Engine, o.Attach, err = serveFlags(file, engine, attach); err != nil {
 			return err
 		}
+		if err := checkListen("metrics", metrics); err != nil {
+			return err
+		}
 		o.Bypass = bypass
 		if o.File, err = filepath.Abs(file); err != nil { // the record is read in other folders
 			return err
