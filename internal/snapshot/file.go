@@ -19,8 +19,9 @@ import (
 // hundred thousand values; beyond these it is no snapshot but an attempt to
 // use up memory.
 const (
-	maxBytes  = 64 << 20
-	maxValues = 2 << 20
+	maxBytes   = 64 << 20
+	maxValues  = 2 << 20
+	maxObjects = 1 << 19 // the most that a host has: MaxChains of two back ends, MaxRules with their conditions
 )
 
 // Save writes s as JSON, one fact a line, so that two of them can be compared
@@ -61,7 +62,9 @@ func Load(r io.Reader) (*Snapshot, error) {
 
 // parse is Load for what is in memory.
 func parse(b []byte) (*Snapshot, error) {
-	// An empty object of three bytes becomes a struct of some hundred.
+	if n := bytes.Count(b, []byte{'{'}); n > maxObjects { // of three bytes each becomes a struct of some hundred
+		return nil, fmt.Errorf("load snapshot: more than %d objects", maxObjects)
+	}
 	if n := bytes.Count(b, []byte{','}); n > maxValues {
 		return nil, fmt.Errorf("load snapshot: more than %d values", maxValues)
 	}

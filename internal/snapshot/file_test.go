@@ -5,6 +5,7 @@ package snapshot
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -84,13 +85,14 @@ func TestLoadRefuses(t *testing.T) {
 		{"absurd counter", `{"schema": "natkit/snapshot/1", "counters": {"Ip.InReceives": 18446744073709551615}}`, `counters["Ip.InReceives"] is 18446744073709551615`},
 		{"absurd drop", `{"schema": "natkit/snapshot/1", "drops": {"rows": [{}, {"packets": 9223372036854775807}]}}`, "drops.rows[1].packets is 9223372036854775807"},
 		{"absurd MTU", `{"schema": "natkit/snapshot/1", "interfaces": [{"mtu": 9223372036854775807}]}`, "interfaces[0].mtu is 9223372036854775807"},
-		{"too many values", `{"schema": "natkit/snapshot/1", "capabilities": [` + strings.Repeat("{},", maxValues) + `{}]}`, "more than 2097152 values"},
+		{"too many values", `{"schema": "natkit/snapshot/1", "capabilities": [` + strings.Repeat("0,", maxValues) + `0]}`, "more than 2097152 values"},
+		{"too many objects", `{"schema": "natkit/snapshot/1", "chains": [` + strings.Repeat("{},", maxObjects) + `{}]}`, "more than 524288 objects"},
 		{"too long", `{"schema": "natkit/snapshot/1"}` + strings.Repeat(" ", maxBytes), "longer than 64 MB"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, err := Load(strings.NewReader(c.in))
 			if err == nil {
-				t.Fatalf("accepted: %+v", s)
+				t.Fatalf("accepted: %.1000s", fmt.Sprintf("%+v", s))
 			}
 			if !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %q\nwant   %q", err, c.want)
