@@ -4,6 +4,7 @@ package follow
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -159,6 +160,33 @@ nft add rule ip fw forward udp dport 9 accept`)
 				t.Errorf("packet %d is seen in part: %+v", p.Number, p.Steps)
 			}
 		}
+	}
+}
+
+// What the machine's names make of a terminal a trace does not.
+func TestNamesAreClean(t *testing.T) {
+	l := up(t, "routed", lab.RulesNone)
+	to := netip.MustParseAddrPort("198.51.100.9:9")
+	if err := l.Node("client").Do(func() error {
+		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a\x1b[31mb", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}}, PeerName: "natkit-b"}
+		if err := netlink.LinkAdd(link); err != nil {
+			return err
+		}
+		peer, err := netlink.LinkByName(link.PeerName)
+		if err != nil {
+			return err
+		}
+		index := link.Attrs().Index
+		return errors.Join(netlink.LinkSetUp(link), netlink.LinkSetUp(peer),
+			netlink.RouteAdd(&netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}}),
+			netlink.NeighAdd(&netlink.Neigh{LinkIndex: index, State: netlink.NUD_PERMANENT, IP: to.Addr().AsSlice(), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 2}}))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	packets := traced(t, l, Options{Flow: flowOf(t, "udp any -> "+to.String())}, func() { datagram(l, to.String()) },
+		func(packets []trace.Packet) bool { return len(packets) > 0 })
+	if len(packets) == 0 || packets[0].Steps[0].Interface != "a?[31mb" {
+		t.Errorf("%+v", packets)
 	}
 }
 
