@@ -321,7 +321,7 @@ func (c *compiler) address(r *rulefile.Rule, a ExternalAddress, index int) int {
 				a.Addr, portsText(a), portsText(*have))
 		}
 		if !have.Blocks.IsZero() && a.Blocks.IsZero() {
-			c.fail(r, "%s gives ports in blocks, which subscribers have: to give them one by one, take the engine down and up again", a.Addr)
+			c.fail(r, "%s gives ports in blocks, which subscribers have; it can't give them one by one while the engine is up: run `natkit down` and then `natkit up`, which ends all sessions", a.Addr)
 		}
 		a.Masquerade = a.Masquerade || c.addresses[a.Addr] != nil && have.Masquerade
 	}

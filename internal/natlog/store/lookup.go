@@ -236,7 +236,7 @@ func (r *reader) gapsBefore(at int, touched bool) error {
 		if i > 0 && natlog.MicrosOf(p.begin) > begin+knownBy {
 			break
 		}
-		records, _, _, err := r.read(p)
+		records, err := r.readGaps(p)
 		for k := range records {
 			r.gap(&records[k])
 		}
@@ -245,6 +245,26 @@ func (r *reader) gapsBefore(at int, touched bool) error {
 		} // who could not be read is no gap of that time
 	}
 	return nil
+}
+
+// readGaps gives at least the gaps of a part. They have no address, so they are the first rows: of most
+// files the end alone is read.
+func (r *reader) readGaps(p part) ([]natlog.Record, error) {
+	if !p.journal {
+		f, err := openFile(p.path)
+		if err != nil {
+			return nil, err
+		}
+		f.close()
+		if len(f.Groups) == 0 {
+			return nil, nil
+		}
+		if least, _ := f.Groups[0].Strings(columnExternal); least != "" {
+			return nil, nil
+		}
+	}
+	records, _, _, err := r.read(p)
+	return records, err
 }
 
 // askHour adds the lives of an hour that touch the time asked about, and gives what of time

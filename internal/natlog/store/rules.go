@@ -155,7 +155,7 @@ func (r *reader) windows() (out []window) {
 // skipped reports whether the clock was set when an hour began: what is between it and the one before is
 // no time in which rules were in force.
 func (r *reader) skipped(at int) bool {
-	records, _, _, err := r.read(r.hours[at].parts[0])
+	records, err := r.readGaps(r.hours[at].parts[0])
 	return err != nil || slices.ContainsFunc(records, func(rec natlog.Record) bool {
 		return rec.Event == natlog.Gap && strings.HasPrefix(rec.Note, clockSet)
 	})

@@ -738,7 +738,7 @@ func TestRetentionInDisorder(t *testing.T) {
 }
 
 // jobsDone waits until all journals but the running one are Parquet files.
-func (s *Store) jobsDone(t *testing.T) {
+func (s *Store) jobsDone(t testing.TB) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		list, err := parts(s.o.Dir)
