@@ -82,6 +82,6 @@ struct nat_accel_stats {
 
 /* A new reason, at whatever place, raises NAT_ABI. */
 NAT_ASSERT(sizeof(struct nat_accel_entry) == 64);
-NAT_ASSERT(NAT_ACCEL_REASONS == 22 && NAT_ABI == 12);
+NAT_ASSERT(NAT_ACCEL_REASONS == 22 && NAT_ABI == 13);
 
 #endif

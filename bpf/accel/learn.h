@@ -386,7 +386,7 @@ static __noinline int learn_ask(struct ctx *ctx, const struct packet *packet,
 	if (reason)
 		return reason;
 	learn_deltas(&packet->key, to);
-	reason = route_find(ctx, packet, packet->key.src, to->dst, &route);
+	reason = route_find(ctx, packet, packet->key.src, to->dst, 0, &route);
 	if (reason != GO_ON)
 		return reason == NAT_PASS_LOCAL ? NAT_ACCEL_LOCAL : NAT_ACCEL_NO_ROUTE;
 	out = link_get(route.link);

@@ -134,9 +134,10 @@ static __always_inline void packet_ports(struct packet *packet, __be16 sport, __
 	__builtin_memcpy(&packet->key.sport, &ports, sizeof(ports));
 }
 
-static __always_inline void packet_protocol(struct packet *packet, __u8 protocol, __u8 side)
+static __always_inline void packet_protocol(struct packet *packet, __u8 protocol, __u8 side,
+					    __u8 zone)
 {
-	__u32 word = (__u32)side << 8 | protocol;
+	__u32 word = (__u32)zone << 16 | (__u32)side << 8 | protocol;
 
 	__builtin_memcpy(&packet->key.protocol, &word, sizeof(word));
 }
@@ -254,7 +255,7 @@ static __always_inline int parse(struct ctx *ctx, enum nat_side side, __u32 l3,
 	packet->key.src = ip->src;
 	packet->key.dst = ip->dst;
 	packet_ports(packet, 0, 0);
-	packet_protocol(packet, ip->protocol, side);
+	packet_protocol(packet, ip->protocol, side, 0);
 	packet->now = clock_now();
 	packet->ifindex = ctx_ifindex(ctx);
 	packet->bytes = total;

@@ -4,6 +4,9 @@
  * made and once a second after that. Policy routing by source, incoming interface
  * and protocol is obeyed, as the stack would for the same packet: with the
  * destination translated and the source not yet.
+ *
+ * A host in a zone is behind that interface: of several routes to its address the one that leaves
+ * there is meant.
  */
 #ifndef NATKIT_ROUTE_H
 #define NATKIT_ROUTE_H
@@ -36,9 +39,9 @@ static __always_inline int route_none(const struct packet *packet, long result)
 }
 
 /*
- * The route from src to dst for a packet that came in by packet->ifindex. GO_ON: *route
- * is set, with hop 0 if only the neighbour is missing. NAT_PASS_LOCAL: dst is an
- * address of the gateway, or broadcast.
+ * The route from src to dst for a packet that came in by packet->ifindex, or, if route->link is
+ * not 0, that leaves by that link. GO_ON: *route is set, with hop 0 if only the neighbour is
+ * missing. NAT_PASS_LOCAL: dst is an address of the gateway, or broadcast.
  */
 GLOBAL int route_ask(struct ctx *ctx, const struct packet *packet, __be32 src, __be32 dst,
 		     struct route *route)
@@ -46,6 +49,7 @@ GLOBAL int route_ask(struct ctx *ctx, const struct packet *packet, __be32 src, _
 	struct bpf_fib_lookup fib;
 	struct nat_link *link;
 	__u16 low, middle, high;
+	__u32 flags = 0;
 	long result;
 
 	if (!packet || !route)
@@ -59,7 +63,14 @@ GLOBAL int route_ask(struct ctx *ctx, const struct packet *packet, __be32 src, _
 		.ipv4_src = src,
 		.ipv4_dst = dst,
 	};
-	result = ctx_fib_lookup(ctx, &fib, 0);
+	if (route->link) {
+		link = link_get(route->link);
+		if (!link || !link->ifindex)
+			return NAT_DROP_NO_ROUTE;
+		fib.ifindex = link->ifindex;
+		flags = BPF_FIB_LOOKUP_OUTPUT;
+	}
+	result = ctx_fib_lookup(ctx, &fib, flags);
 	if (result == BPF_FIB_LKUP_RET_NOT_FWDED)
 		return NAT_PASS_LOCAL;
 	if (result != BPF_FIB_LKUP_RET_SUCCESS && result != BPF_FIB_LKUP_RET_NO_NEIGH)
@@ -88,9 +99,11 @@ GLOBAL int route_ask(struct ctx *ctx, const struct packet *packet, __be32 src, _
 }
 
 static __always_inline int route_find(struct ctx *ctx, const struct packet *packet,
-				      struct nat_addr src, struct nat_addr dst, struct route *route)
+				      struct nat_addr src, struct nat_addr dst, __u8 zone,
+				      struct route *route)
 {
 	__builtin_memset(route, 0, sizeof(*route));
+	route->link = zone;
 	return route_ask(ctx, packet, addr_word(src), addr_word(dst), route);
 }
 
@@ -104,11 +117,11 @@ static __always_inline int route_up(const struct packet *packet, struct nat_addr
 	return packet->key.side == NAT_INSIDE && addr_equal(packet->key.dst, dst);
 }
 
-/* route_find for what the packet is to become. */
+/* route_find for what the packet is to become: dst is in that zone. */
 static __always_inline int route_to(struct ctx *ctx, const struct packet *packet,
-				    struct nat_addr dst, struct route *route)
+				    struct nat_addr dst, __u8 zone, struct route *route)
 {
-	int reason = route_find(ctx, packet, packet->key.src, dst, route);
+	int reason = route_find(ctx, packet, packet->key.src, dst, zone, route);
 
 	if (reason == NAT_PASS_LOCAL && !addr_equal(packet->key.dst, dst))
 		return NAT_DROP_UNSUPPORTED;

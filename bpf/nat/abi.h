@@ -15,9 +15,9 @@
 #include <linux/types.h>
 
 enum nat_limit {
-	NAT_ABI = 12, /* number of this contract */
+	NAT_ABI = 13, /* number of this contract */
 	NAT_TICK_SHIFT = 20,
-	NAT_MAX_LINKS = 256,       /* interfaces that packets come in or leave by */
+	NAT_MAX_LINKS = 255,       /* interfaces that packets come in or leave by */
 	NAT_MAX_ADDRESSES = 65536, /* indices of external addresses, struct nat_address */
 	NAT_MAX_POOLS = 255,       /* pools and masquerading links */
 	NAT_MAX_RULES = 1 << 20,
@@ -131,14 +131,19 @@ struct nat_addr {
  * the packet looks like when it arrives. ICMP queries have their identifier in
  * sport and 0 in dport, the replies the other way round; protocols without ports
  * have zeros.
+ *
+ * Where subscribers are told apart by their interface as well, each inside interface is a zone,
+ * with the number of its link plus 1; outside, and for other rules, the zone is 0.
  */
 struct nat_flow_key {
 	struct nat_addr src, dst;
 	__be16 sport, dport;
 	__u8 protocol;
-	__u8 side;  /* enum nat_side */
-	__u16 link; /* of a packet 0; of nat_flow the link that its packets must come from, plus 1;
-		       0 any of the side */
+	__u8 side; /* enum nat_side */
+	__u8 zone; /* that the packet comes from */
+	__u8 link; /* of a packet 0; of nat_flow the link that its packets must come from, plus 1,
+		      0 any of the side; but from outside, or from a zone, the zone that they go
+		      to (zone_to) */
 };
 
 /*
@@ -227,6 +232,8 @@ struct nat_mapping_key {
 	__be16 port;
 	__u8 class; /* enum nat_class; NAT_OTHER: the whole address (dynamic one-to-one) */
 	__u8 pool;
+	__u8 zone;
+	__u8 zero[3];
 };
 
 enum nat_refs {
@@ -255,8 +262,10 @@ struct nat_slot {
 	__u8 pool;
 	__u8 used;  /* 0 free, enum nat_slot_use */
 	__u32 refs; /* enum nat_refs */
-	__u32 held; /* enum nat_slot_held; written by who takes the port, before others know of it
+	__u8 held;  /* enum nat_slot_held; written by who takes the port, before others know of it
 		     */
+	__u8 zone;  /* likewise: of addr */
+	__u16 zero;
 };
 
 /* What a port that is taken or in hold-down counts against, until it is free again. */
@@ -323,7 +332,8 @@ struct nat_granule {
 	__u8 order;    /* of the block */
 	__u8 used;     /* 1: is the first of a block */
 	__u8 computed; /* 1: that block is its owner's by nat_computed */
-	__u8 zero[4];
+	__u8 zone;     /* of the subscriber */
+	__u8 zero[3];
 };
 
 /* The port blocks of an external address. A port's bit is here or in free_ports: in that of an
@@ -342,7 +352,9 @@ struct nat_blocks {
  * it has sessions or ports. */
 struct nat_source_key {
 	struct nat_addr addr;
-	__u32 pool;
+	__u8 pool;
+	__u8 zone;
+	__u16 zero;
 };
 
 enum nat_use {
@@ -364,13 +376,15 @@ enum nat_refusal {
 struct nat_source {
 	struct nat_addr addr; /* repeated, to be compared by who takes a reference */
 	__u8 pool;
-	__u8 placed;                         /* 1: address is chosen */
-	__u16 address;                       /* index; of no meaning for masquerade */
-	__u64 use;                           /* enum nat_use; changed by compare-and-exchange */
-	__u64 rate_ns;                       /* when its bucket is full again: nat_limits */
-	__u64 since_ns;                      /* CLOCK_MONOTONIC: when it was made */
-	__u32 generation;                    /* that class is of, plus 1: 0 is none */
-	__u32 class;                         /* of sub_classes, 0 nat_config.limits */
+	__u8 placed;      /* 1: address is chosen */
+	__u16 address;    /* index; of no meaning for masquerade */
+	__u64 use;        /* enum nat_use; changed by compare-and-exchange */
+	__u64 rate_ns;    /* when its bucket is full again: nat_limits */
+	__u64 since_ns;   /* CLOCK_MONOTONIC: when it was made */
+	__u32 generation; /* that class is of, plus 1: 0 is none */
+	__u16 class;      /* of sub_classes, 0 nat_config.limits */
+	__u8 zone;        /* repeated, like addr */
+	__u8 zero;
 	__u32 refused[NAT_REFUSALS];         /* packets */
 	__u32 blocks[NAT_SUBSCRIBER_BLOCKS]; /* enum nat_block_id, 0 none */
 };
@@ -524,6 +538,7 @@ enum nat_link_flag {
 	NAT_LINK_OUTSIDE = 2, /* with INSIDE: both sides */
 	NAT_LINK_XDP = 4,     /* XDP may transmit here */
 	NAT_LINK_NO_ETHERNET = 8,
+	NAT_LINK_ZONE = 16, /* INSIDE, and a zone */
 };
 
 struct nat_link {
@@ -577,12 +592,15 @@ struct nat_rule {
 	__u32 pool_count;
 	__u32 targets;      /* FORWARD: first of target_count entries of nat_target */
 	__u32 target_count; /* 1, or a prime for the balanced table (consistent hash) */
+	__u8 zone;          /* MAP, STATELESS as a destination: of the hosts */
+	__u8 zero[3];
 };
 
 struct nat_target {
 	struct nat_addr addr;
 	__be16 port; /* of from_port; 0 with KEEP_PORT */
-	__u16 zero;
+	__u8 zone;
+	__u8 zero;
 };
 
 struct nat_exact_key {
@@ -686,7 +704,8 @@ struct nat_control {
 	__u32 mappings_max;      /* likewise */
 	__be32 subscriber_hosts; /* bits of an internal address that tell one subscriber's hosts
 				    apart */
-	__u32 zero[5];
+	__u32 zones;             /* 1: inside interfaces are zones. natkit alone reads it */
+	__u32 zero[4];
 	__u32 gc_ran;               /* ticks: last run of GC */
 	__u32 icmp_tick, icmp_sent; /* rate limit of errors: the second, and how many in it */
 	__u32 zeros[13];
@@ -721,6 +740,8 @@ struct nat_fragment_key {
 	__be16 id;
 	__u8 protocol;
 	__u8 side;
+	__u8 zone;
+	__u8 zero[3];
 };
 
 struct nat_fragment {
@@ -729,6 +750,8 @@ struct nat_fragment {
 	__be16 id;     /* what they are identified by then; 0: as they were */
 	__u8 excluded; /* 1: its later fragments are passed to the stack as they came */
 	__u8 again;    /* 1: noted again since it was queued */
+	__u8 zone;     /* that they go to */
+	__u8 zero[3];
 };
 
 enum nat_event_kind { NAT_EVENT_CREATE = 1, NAT_EVENT_DELETE, NAT_EVENT_REFUSED };
@@ -742,7 +765,8 @@ struct nat_event {
 	__u32 rule;
 	__u8 kind;   /* enum nat_event_kind */
 	__u8 reason; /* enum nat_reason of a refusal */
-	__u8 zero[6];
+	__u8 zone;   /* that it goes to */
+	__u8 zero[5];
 	__u64 packets[2], bytes[2]; /* of a deletion: owner's direction, the other */
 };
 
@@ -766,14 +790,14 @@ enum nat_log_kind {
 
 enum nat_log_event { NAT_LOG_CREATED = 1, NAT_LOG_ENDED, NAT_LOG_EXHAUSTED, NAT_LOG_QUOTA };
 
-enum nat_log_limit { NAT_LOG_POOLS = 256 };
+enum nat_log_limit { NAT_LOG_POOLS = 256, NAT_LOG_EVENT_SHIFT = 4 };
 
 /* A record of the log. */
 struct nat_log_record {
 	__u64 time_ns;  /* CLOCK_MONOTONIC */
 	__u32 sequence; /* one more than that of the record before, by any CPU */
-	__u8 kind;      /* enum nat_log_kind */
-	__u8 event;     /* enum nat_log_event */
+	__u8 what;      /* enum nat_log_kind, above it enum nat_log_event */
+	__u8 zone;      /* of internal */
 	__u8 protocol;  /* IP, 0 all; of a refusal enum nat_refusal or enum nat_reason */
 	__u8 pool;
 	struct nat_addr internal; /* of a block: the subscriber */
@@ -806,7 +830,7 @@ NAT_ASSERT(sizeof(struct nat_flow) == 64);
 NAT_ASSERT(sizeof(struct nat_flow_rest) == 8);
 NAT_ASSERT(sizeof(struct nat_bucket) == 64);
 NAT_ASSERT(sizeof(struct nat_control) == 128);
-NAT_ASSERT(sizeof(struct nat_mapping_key) == 8);
+NAT_ASSERT(sizeof(struct nat_mapping_key) == 12);
 NAT_ASSERT(sizeof(struct nat_slot) == 16);
 NAT_ASSERT(sizeof(struct nat_source) == 88);
 NAT_ASSERT(sizeof(struct nat_limits) == 24);
@@ -818,13 +842,16 @@ NAT_ASSERT(NAT_GRANULES << NAT_BLOCK_GRANULE_SHIFT <= 1 << NAT_BLOCK_ADDRESS_SHI
 NAT_ASSERT(sizeof(struct nat_filter_key) == 12);
 NAT_ASSERT(sizeof(struct nat_filter_entry) == 16);
 NAT_ASSERT(sizeof(struct nat_address) == 16);
-NAT_ASSERT(sizeof(struct nat_lease_key) == 16);
+NAT_ASSERT(sizeof(struct nat_lease_key) == 20);
 NAT_ASSERT(sizeof(struct nat_lease) == 168);
-NAT_ASSERT(sizeof(struct nat_lease_request) == 192);
+NAT_ASSERT(sizeof(struct nat_lease_request) == 196);
 NAT_ASSERT(sizeof(struct nat_link) == 20);
-NAT_ASSERT(sizeof(struct nat_rule) == 36);
+NAT_ASSERT(sizeof(struct nat_rule) == 40);
 NAT_ASSERT(sizeof(struct nat_destination_key) == 16);
 NAT_ASSERT(sizeof(struct nat_origin_key) == 12);
+NAT_ASSERT(sizeof(struct nat_fragment_key) == 16);
+NAT_ASSERT(sizeof(struct nat_fragment) == 20);
+NAT_ASSERT(NAT_MAX_LINKS <= 255); /* nat_flow_key.zone, link */
 NAT_ASSERT(sizeof(struct nat_hold_down) == 8);
 NAT_ASSERT(sizeof(struct nat_log_record) == 40);
 NAT_ASSERT(sizeof(struct nat_log) == 128 + 4 * NAT_LOG_POOLS);

@@ -233,7 +233,7 @@ static __always_inline void block_free(struct nat_blocks *b, __u32 address, __u3
 }
 
 /* Writes whose the block is that the caller has taken, in its first granule, and holds it once. */
-GLOBAL int block_name(__u32 id, __u32 host, __u32 pool, __u32 computed)
+GLOBAL int block_name(__u32 id, __u32 host, __u32 pool, __u32 zone, __u32 computed)
 {
 	struct nat_blocks *b = blocks_of(block_address(id));
 	struct nat_granule *g;
@@ -244,6 +244,7 @@ GLOBAL int block_name(__u32 id, __u32 host, __u32 pool, __u32 computed)
 	g->addr = addr_of(host);
 	g->since_ns = bpf_ktime_get_ns();
 	g->pool = pool;
+	g->zone = zone;
 	g->order = block_order(id) & 7;
 	g->computed = computed;
 	*(volatile __u8 *)&g->used = 1;

@@ -7,6 +7,7 @@
 #define NATKIT_COUNT_H
 
 #include "lib/base.h"
+#include "nat/zone.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -69,6 +70,7 @@ SUBPROGRAM void event_session(enum nat_event_kind kind, const struct nat_flow *o
 	if (!e)
 		return;
 	e->key = owner->key;
+	e->zone = zone_to(owner);
 	e->key.link = 0;
 	e->src = owner->src;
 	e->dst = owner->dst;

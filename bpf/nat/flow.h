@@ -11,6 +11,7 @@
 #include "nat/mss.h"
 #include "lib/route.h"
 #include "nat/session.h"
+#include "nat/zone.h"
 
 enum flow_limit {
 	/* Time-out classes in which a packet without SYN, FIN or RST changes nothing. */
@@ -59,7 +60,7 @@ GLOBAL int flow_neighbour(struct ctx *ctx, struct packet *packet, struct nat_flo
 
 	if (!packet || !flow)
 		return NAT_DROP_BYPASS;
-	reason = route_to(ctx, packet, flow->dst, &route);
+	reason = route_to(ctx, packet, flow->dst, zone_to(flow), &route);
 	if (reason == GO_ON && !route.link)
 		reason = NAT_DROP_NO_ROUTE;
 	if (reason == GO_ON)
@@ -168,7 +169,7 @@ static __always_inline int flow_reroute(struct ctx *ctx, struct packet *packet,
 	}
 	if (!CTX_TC && (!probed || packet->now - *probed >= ROUTE_CHECK_TICKS))
 		return NAT_PASS_TO_TC;
-	reason = route_to(ctx, packet, flow->dst, &route);
+	reason = route_to(ctx, packet, flow->dst, zone_to(flow), &route);
 	if (reason == GO_ON && !route.link)
 		reason = NAT_DROP_NO_ROUTE;
 	if (reason != GO_ON) {
@@ -310,13 +311,14 @@ static __always_inline void flow_exchange(struct nat_flow_key *key, struct nat_f
 	flow->dport = c.dport;
 }
 
-/* The flow that packets belong to which have left by *out and come back; or NULL. For so long
- * the key is theirs. */
+/* The flow that packets belong to which have left by *out, which has their zone, and come back; or
+ * NULL. For so long the key is theirs. */
 static __always_inline struct nat_flow *flow_receiver(struct nat_flow_key *key,
 						      struct nat_flow *out)
 {
 	flow_exchange(key, out);
 	key->side = NAT_OUTSIDE;
+	key->zone = 0;
 	return flow_look(key);
 }
 
@@ -324,6 +326,7 @@ static __always_inline void flow_received(struct nat_flow_key *key, struct nat_f
 {
 	flow_exchange(key, out);
 	key->side = NAT_INSIDE;
+	key->zone = out->key.zone;
 }
 
 /*
@@ -485,7 +488,7 @@ static __noinline int flow_fragment_known(struct ctx *ctx, struct packet *packet
 	int reason = fragment_later(packet, out);
 
 	if (reason == GO_ON)
-		reason = route_to(ctx, packet, out->dst, &route);
+		reason = route_to(ctx, packet, out->dst, zone_to(out), &route);
 	if (reason != GO_ON)
 		return reason;
 	out->hop = route.hop;
@@ -550,7 +553,7 @@ static __noinline int flow_moved(struct ctx *ctx, struct packet *packet, struct 
 	__u16 in = link_find(packet->ifindex);
 	struct route back;
 
-	if (route_find(ctx, packet, packet->key.dst, packet->key.src, &back) != GO_ON ||
+	if (route_find(ctx, packet, packet->key.dst, packet->key.src, 0, &back) != GO_ON ||
 	    back.link != in)
 		return NAT_DROP_SPOOFED;
 	flow->key.link = in;
@@ -583,7 +586,8 @@ GLOBAL int flow_side(struct packet *packet)
 	return GO_ON;
 }
 
-static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet)
+/* linked: where the packet came in, a flow may be bound to a link. */
+static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet, int linked)
 {
 	__u32 state = 0;
 	struct nat_flow *flow = flow_find(&packet->key, &state);
@@ -592,7 +596,7 @@ static __always_inline int flow_translate(struct ctx *ctx, struct packet *packet
 
 	if (unlikely(!flow))
 		return flow_open(ctx, packet);
-	if (flow->key.link) {
+	if (linked && flow->key.link) {
 		in = link_get(flow->key.link);
 		if (unlikely(!in || in->ifindex != packet->ifindex)) {
 			reason = flow_moved(ctx, packet, flow);

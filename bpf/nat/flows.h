@@ -117,7 +117,7 @@ static __always_inline int flow_key_is(const struct nat_flow_key *key, struct fl
 {
 	const volatile __u64 *word = (const volatile __u64 *)key;
 
-	return word[0] == words.addresses && !((word[1] ^ words.rest) << 16);
+	return word[0] == words.addresses && !((word[1] ^ words.rest) << 8);
 }
 
 static __always_inline int flow_is(const void *key, __u64 number)
@@ -176,7 +176,7 @@ GLOBAL int flow_remove(const struct nat_flow_key *key, __u32 number)
 	if (!c || !key)
 		return 0;
 	words = flow_words(key);
-	words.rest = words.rest << 16 >> 16;
+	words.rest = words.rest << 8 >> 8;
 	table_remove(&flow_table, c->flow_mask, flow_hash(c, words), number);
 	return 0;
 }

@@ -12,6 +12,7 @@
 
 #include "lib/rewrite.h"
 #include "nat/session.h"
+#include "nat/zone.h"
 
 static __always_inline void fragment_key(const struct packet *packet, struct nat_fragment_key *key)
 {
@@ -20,6 +21,8 @@ static __always_inline void fragment_key(const struct packet *packet, struct nat
 	key->id = packet->id;
 	key->protocol = packet->key.protocol;
 	key->side = packet->key.side;
+	key->zone = packet->key.zone;
+	__builtin_memset(key->zero, 0, sizeof(key->zero));
 }
 
 /* Whether that was longer ago than the time-out; the tick may be another CPU's, and ahead. */
@@ -82,10 +85,11 @@ static __always_inline int fragment_identify(struct ctx *ctx, const struct packe
 
 /* Notes what a datagram's fragments become. An entry that is there is overwritten:
  * identifiers are used again. But a first fragment may come twice, and has to stay one. */
-GLOBAL int fragment_note(const struct packet *packet, __be32 src, __be32 dst, __u32 excluded)
+GLOBAL int fragment_note(const struct packet *packet, __be32 src, __be32 dst, __u32 zone,
+			 __u32 excluded)
 {
 	struct nat_fragment value = {
-		.src = addr_of(src), .dst = addr_of(dst), .excluded = excluded};
+		.src = addr_of(src), .dst = addr_of(dst), .excluded = excluded, .zone = zone};
 	const struct nat_config *c;
 	struct nat_fragment_key key;
 	struct nat_fragment *old;
@@ -124,7 +128,7 @@ GLOBAL int fragment_note(const struct packet *packet, __be32 src, __be32 dst, __
 /* Before the first fragment goes: what it becomes is what the others become. */
 static __always_inline int fragment_first(const struct packet *packet, const struct nat_flow *flow)
 {
-	return fragment_note(packet, addr_word(flow->src), addr_word(flow->dst), 0);
+	return fragment_note(packet, addr_word(flow->src), addr_word(flow->dst), zone_to(flow), 0);
 }
 
 /* Whether the first one is known, or was a while ago. */
@@ -136,7 +140,7 @@ static __always_inline int fragment_known(const struct packet *packet)
 	return bpf_map_lookup_elem(&fragments, &key) != NULL;
 }
 
-/* What a later fragment becomes: addresses only. */
+/* What a later fragment becomes: addresses, and the zone that it goes to (zone_to). */
 static __always_inline int fragment_later(const struct packet *packet, struct nat_flow *out)
 {
 	struct nat_fragment_key key;
@@ -154,6 +158,8 @@ static __always_inline int fragment_later(const struct packet *packet, struct na
 	__builtin_memset(out, 0, sizeof(*out));
 	out->src = first->src;
 	out->dst = first->dst;
+	out->key.side = NAT_OUTSIDE;
+	out->key.link = first->zone;
 	return GO_ON;
 }
 
@@ -562,7 +568,7 @@ static __always_inline int fragment_again(struct ctx *ctx, const struct packet *
  * nobody waiting for it any more.) */
 static __noinline int fragment_exclude(struct ctx *ctx, const struct packet *packet)
 {
-	fragment_note(packet, 0, 0, 1);
+	fragment_note(packet, 0, 0, 0, 1);
 	return fragment_release(ctx, packet, NULL, packet->ifindex);
 }
 

@@ -61,6 +61,7 @@ static __always_inline void gc_reservation(const struct nat_flow_key *key, __u32
 					   struct reservation *r)
 {
 	r->internal.addr = key->src;
+	r->internal.zone = key->zone;
 	r->internal.pool = (state & NAT_FLOW_POOL) >> NAT_FLOW_POOL_SHIFT;
 	r->internal.class = NAT_OTHER;
 	r->internal.port = 0;
@@ -264,6 +265,7 @@ static long gc_held_down(__u32 n, struct slice *s)
 	internal.port = value.port;
 	internal.class = class;
 	internal.pool = value.pool;
+	internal.zone = slot->zone;
 	end = gc_mapping(slot);
 	if (end == HOLD_DOWN_AGAIN && port_hold_down(id, s->now)) {
 		__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);

@@ -37,7 +37,8 @@ static __always_inline int route_home(struct ctx *ctx, const struct packet *pack
 
 	if (known >> 32 == here && packet->now - (__u32)known < ROUTE_HOME_TICKS)
 		return GO_ON;
-	if (route_find(ctx, packet, packet->key.dst, packet->key.src, &back) != GO_ON ||
+	if (route_find(ctx, packet, packet->key.dst, packet->key.src, packet->key.zone, &back) !=
+		    GO_ON ||
 	    back.link != in)
 		return NAT_DROP_SPOOFED;
 	if (home)

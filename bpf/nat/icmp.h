@@ -102,6 +102,7 @@ static __noinline int icmp_parse(struct ctx *ctx, const struct packet *packet, s
 	inner->key.dst = ip.src;
 	inner->key.protocol = ip.protocol;
 	inner->key.side = packet->key.side;
+	inner->key.zone = packet->key.zone;
 	inner->key.link = 0;
 	inner->key.sport = 0;
 	inner->key.dport = 0;
@@ -232,7 +233,8 @@ static __noinline int icmp_passes(struct ctx *ctx, const struct packet *packet,
 		return 0;
 	if (packet->key.side == NAT_OUTSIDE)
 		return 1;
-	return route_find(ctx, packet, packet->key.dst, inner->key.src, &back) == GO_ON &&
+	return route_find(ctx, packet, packet->key.dst, inner->key.src, packet->key.zone, &back) ==
+		       GO_ON &&
 	       back.ifindex == packet->ifindex;
 }
 
@@ -375,10 +377,12 @@ static __always_inline __be32 icmp_source(struct ctx *ctx, const struct packet *
 		.ifindex = packet->ifindex,
 		.ipv4_dst = addr_word(packet->key.src),
 	};
+	__u32 flags = BPF_FIB_LOOKUP_SRC | BPF_FIB_LOOKUP_SKIP_NEIGH;
 
+	if (packet->key.zone)
+		flags |= BPF_FIB_LOOKUP_OUTPUT;
 	if (packet->key.side == NAT_INSIDE &&
-	    ctx_fib_lookup(ctx, &fib, BPF_FIB_LOOKUP_SRC | BPF_FIB_LOOKUP_SKIP_NEIGH) ==
-		    BPF_FIB_LKUP_RET_SUCCESS)
+	    ctx_fib_lookup(ctx, &fib, flags) == BPF_FIB_LKUP_RET_SUCCESS)
 		return fib.ipv4_src;
 	return addr_word(packet->key.dst);
 }

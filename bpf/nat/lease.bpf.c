@@ -59,6 +59,9 @@ static __always_inline int lease_rule(struct leasing *l)
 	if (!c)
 		return NAT_DROP_BYPASS;
 	l->config = c->flags;
+	link = link_get(in);
+	if (link && link->flags & NAT_LINK_ZONE)
+		l->request.key.internal.zone = l->r.internal.zone = in;
 	index = rule_source(addr_word(l->request.key.internal.addr), in, out, c->lookups,
 			    l->generation);
 	rule = index == RULE_NONE ? NULL : rule_get(slot, index);
@@ -105,7 +108,7 @@ GLOBAL __s64 lease_block(__u64 range)
 
 	if (!l)
 		return range;
-	host = source_key(l->r.internal.addr, l->r.internal.pool);
+	host = source_key(&l->r.internal);
 	s = bpf_map_lookup_elem(&sources, &host);
 	want = bpf_ntohs(l->request.external_port) / 64;
 	for (n = 0; s && want && n < NAT_SUBSCRIBER_BLOCKS; n++) {
@@ -221,6 +224,7 @@ GLOBAL int lease_session(void)
 	key.dport = l->request.key.remote_port;
 	key.protocol = l->request.protocol;
 	key.side = NAT_INSIDE;
+	key.zone = l->request.key.internal.zone;
 	flow = flow_look(&key);
 	if (!flow)
 		return 0;
@@ -313,7 +317,7 @@ GLOBAL int lease_make(struct ctx *ctx)
 
 	if (!l)
 		return NAT_DROP_BYPASS;
-	host = source_key(l->r.internal.addr, l->r.internal.pool);
+	host = source_key(&l->r.internal);
 	have = bpf_map_lookup_elem(&lease_counts, &host);
 	if (l->request.protocol && l->request.limit && have && *have >= l->request.limit)
 		return NAT_LEASE_QUOTA;

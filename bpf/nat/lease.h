@@ -135,7 +135,8 @@ SUBPROGRAM int lease_keep(const struct nat_lease_key *key, __u8 protocol, int on
 				    .sport = key->internal.port,
 				    .dport = key->remote_port,
 				    .protocol = protocol,
-				    .side = NAT_INSIDE};
+				    .side = NAT_INSIDE,
+				    .zone = key->internal.zone};
 	struct nat_flow *owner = flow_look(&flow), *peer;
 
 	peer = owner ? flow_at(owner->other) : NULL;
@@ -152,7 +153,7 @@ SUBPROGRAM int lease_keep(const struct nat_lease_key *key, __u8 protocol, int on
 
 static __always_inline void lease_count(const struct nat_lease_key *key, int one)
 {
-	struct nat_source_key host = source_key(key->internal.addr, key->internal.pool);
+	struct nat_source_key host = source_key(&key->internal);
 	struct nat_lease_state *state = lease_state_get();
 	__u32 *n = bpf_map_lookup_elem(&lease_counts, &host), first = 1;
 

@@ -19,6 +19,7 @@
 #define NATKIT_LOG_H
 
 #include "nat/port.h"
+#include "nat/zone.h"
 
 enum log_limit {
 	LOG_EXHAUSTED_TICKS = 9537, /* 10 s: between two records of one pool */
@@ -91,8 +92,7 @@ static __always_inline struct nat_log_record *log_begin(__u8 kind, __u8 event)
 	__builtin_memset(r, 0, sizeof(*r));
 	r->time_ns = now_ns;
 	r->sequence = sequence;
-	r->kind = kind;
-	r->event = event;
+	r->what = kind | event << NAT_LOG_EVENT_SHIFT;
 	return r;
 }
 
@@ -125,6 +125,7 @@ static __always_inline void log_block(__u32 event, __u32 index, __u32 first,
 	r->age = age > ~0U ? 0 : age;
 	r->internal = g->addr;
 	r->pool = g->pool;
+	r->zone = g->zone;
 	r->external = address->addr;
 	r->external_port = bpf_htons(first * 64);
 	r->last_port = bpf_htons(first * 64 + (64 << (g->order & 7)) - 1);
@@ -146,7 +147,7 @@ GLOBAL int log_mapping(__u32 event, __u32 index, __u32 class, __u32 port)
 	slot = address ? port_slot(index, address, class, port) : NULL;
 	if (!slot)
 		return 0;
-	if (!(wanted & NAT_LOG_MAPPINGS) && *(volatile __u32 *)&slot->held & NAT_HELD_IN_BLOCK)
+	if (!(wanted & NAT_LOG_MAPPINGS) && *(volatile __u8 *)&slot->held & NAT_HELD_IN_BLOCK)
 		return 0;
 	value = slot_read(slot);
 	r = log_begin(NAT_LOG_KIND_MAPPING, event);
@@ -154,6 +155,7 @@ GLOBAL int log_mapping(__u32 event, __u32 index, __u32 class, __u32 port)
 		return 0;
 	r->protocol = log_protocol(class);
 	r->pool = value.pool;
+	r->zone = slot->zone;
 	r->internal = value.addr;
 	r->internal_port = value.port;
 	r->external = address->addr;
@@ -163,7 +165,7 @@ GLOBAL int log_mapping(__u32 event, __u32 index, __u32 class, __u32 port)
 }
 
 /* One internal host of a session; remote is whom it talks to, if that is recorded. */
-static __always_inline void log_conversation(__u32 event, const struct nat_flow_key *key,
+static __always_inline void log_conversation(__u32 event, const struct nat_flow_key *key, __u8 zone,
 					     struct nat_addr internal, __be16 internal_port,
 					     struct nat_addr external, __be16 external_port,
 					     struct nat_addr remote, __be16 remote_port, __u32 age)
@@ -173,6 +175,7 @@ static __always_inline void log_conversation(__u32 event, const struct nat_flow_
 	if (!r)
 		return;
 	r->protocol = key->protocol;
+	r->zone = zone;
 	r->internal = internal;
 	r->internal_port = internal_port;
 	r->external = external;
@@ -193,17 +196,18 @@ SUBPROGRAM void log_session(__u32 event, const struct nat_flow_key *key,
 	int query = key->protocol == 1; /* ICMP: sport is the identifier, of both ends */
 
 	if (!addr_equal(key->src, flow->src) || (key->sport != flow->sport && !query))
-		log_conversation(event, key, key->src, key->sport, flow->src, flow->sport, key->dst,
-				 key->dport, age);
+		log_conversation(event, key, key->zone, key->src, key->sport, flow->src,
+				 flow->sport, key->dst, key->dport, age);
 	if (addr_equal(key->dst, flow->dst) && key->dport == flow->dport)
 		return;
-	log_conversation(event, key, flow->dst, query ? flow->sport : flow->dport, key->dst,
-			 query ? key->sport : key->dport, key->src, query ? 0 : key->sport, age);
+	log_conversation(event, key, zone_to(flow), flow->dst, query ? flow->sport : flow->dport,
+			 key->dst, query ? key->sport : key->dport, key->src,
+			 query ? 0 : key->sport, age);
 }
 
 /* The subscriber was refused, times by now. Who is refused all the time is recorded as often as
  * times doubles, and all of them together some times a second. */
-GLOBAL int log_quota(__be32 host, __u32 pool, __u32 refusal, __u32 times)
+GLOBAL int log_quota(__be32 host, __u32 pool, __u32 zone, __u32 refusal, __u32 times)
 {
 	struct nat_log *log = log_state();
 	__u32 second = (bpf_ktime_get_ns() >> NAT_TICK_SHIFT) >> LOG_SECOND_SHIFT, old;
@@ -221,6 +225,7 @@ GLOBAL int log_quota(__be32 host, __u32 pool, __u32 refusal, __u32 times)
 		return 0;
 	r->internal = addr_of(host);
 	r->pool = pool;
+	r->zone = zone;
 	r->protocol = refusal;
 	r->age = times;
 	log_end(r);

@@ -35,7 +35,7 @@ static __always_inline int mapping_is(const struct nat_slot *slot, __u64 id,
 
 	return value.used == NAT_SLOT_MAPPING && slot_id_class(id) == internal->class &&
 	       addr_equal(value.addr, internal->addr) && value.port == internal->port &&
-	       value.pool == internal->pool;
+	       value.pool == internal->pool && *(volatile __u8 *)&slot->zone == internal->zone;
 }
 
 /* table.h: whether the mapping in that slot is of the internal endpoint. */
@@ -63,7 +63,8 @@ static __always_inline __u64 mapping_hash(const struct nat_control *c,
 					  const struct nat_mapping_key *internal)
 {
 	return table_hash(c, addr_word(internal->addr),
-			  (__u32)internal->class << 16 | internal->port);
+			  (__u32)internal->zone << 24 | (__u32)internal->class << 16 |
+				  internal->port);
 }
 
 /*
@@ -240,7 +241,7 @@ static __always_inline int mapping_find(struct reservation *r, __u32 now)
 	return mapping_reserve(r, now, 0);
 }
 
-/* Writes whose the external endpoint of r is. */
+/* Writes whose the external endpoint of r is: the zone before it becomes that. */
 static __always_inline void slot_name(struct nat_slot *slot, const struct reservation *r, __u8 use)
 {
 	struct nat_slot value = {.addr = r->internal.addr,
@@ -248,6 +249,7 @@ static __always_inline void slot_name(struct nat_slot *slot, const struct reserv
 				 .pool = r->internal.pool,
 				 .used = use};
 
+	*(volatile __u8 *)&slot->zone = r->internal.zone;
 	slot_write(slot, value);
 }
 
@@ -369,6 +371,7 @@ GLOBAL int mapping_by_external(__be32 external, __be16 port, __u8 class, struct 
 			r->internal.port = value.port;
 			r->internal.class = address->port_count ? class : NAT_OTHER;
 			r->internal.pool = value.pool;
+			r->internal.zone = *(volatile __u8 *)&slot->zone;
 			r->address = i;
 			r->port = address->port_count ? port : 0;
 			return GO_ON;
@@ -476,7 +479,7 @@ static __always_inline void port_leave(const struct reservation *r, __u32 now)
 	struct nat_slot *slot = slot_at(id);
 
 	if (slot)
-		*(volatile __u32 *)&slot->held |= NAT_HELD_DOWN;
+		*(volatile __u8 *)&slot->held |= NAT_HELD_DOWN;
 	if (port_hold_down(id, now)) {
 		log_mapping(NAT_LOG_ENDED, r->address, r->internal.class, bpf_ntohs(r->port));
 		endpoint_give(r->address, r->internal.class, bpf_ntohs(r->port));
@@ -545,7 +548,7 @@ GLOBAL int reservation_leave(const struct reservation *r, __be32 remote, __u32 n
 	if (r->flags & NAT_FLOW_PORT)
 		port_leave(r, now);
 	if (r->flags & NAT_FLOW_SOURCE) {
-		struct nat_source_key host = source_key(r->internal.addr, r->internal.pool);
+		struct nat_source_key host = source_key(&r->internal);
 
 		s = bpf_map_lookup_elem(&sources, &host);
 		if (s)

@@ -64,8 +64,18 @@ static __noinline int nat_drop(struct ctx *ctx, struct packet *packet, int reaso
 									 : CTX_DROP;
 }
 
-/* side is a constant: what depends on it is settled when this is compiled. */
-static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u32 l3)
+/* A packet from a zone: its key has the link's number. That is not known for a moment while natkit
+ * attaches the program. */
+static __always_inline int nat_zone(struct packet *packet)
+{
+	__u16 link = link_find(packet->ifindex);
+
+	packet_protocol(packet, packet->key.protocol, NAT_INSIDE, link);
+	return link ? GO_ON : NAT_DROP_RACE;
+}
+
+/* side and zone are constants: what depends on them is settled when this is compiled. */
+static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, int zone, __u32 l3)
 {
 	struct packet packet;
 	int reason;
@@ -79,6 +89,10 @@ static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u3
 		return nat_pass(reason);
 	if (side == NAT_BOTH)
 		flow_side(&packet);
+	if (zone && nat_zone(&packet) != GO_ON) {
+		count_add(NAT_DROP_RACE);
+		return CTX_DROP;
+	}
 	if (!CTX_TC && unlikely(packet.flags & PACKET_FOR_TC))
 		reason = NAT_PASS_TO_TC;
 	else if (CTX_TC && unlikely(packet.flags & PACKET_FRAGMENT_LATER))
@@ -86,7 +100,7 @@ static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u3
 	else if (CTX_TC && unlikely(packet.flags & PACKET_ICMP_ERROR))
 		reason = icmp_error(ctx, &packet);
 	else
-		reason = flow_translate(ctx, &packet);
+		reason = flow_translate(ctx, &packet, side != NAT_OUTSIDE && !zone);
 
 	if (unlikely(reason >= NAT_DROP_MALFORMED))
 		return nat_drop(ctx, &packet, reason);
@@ -105,11 +119,11 @@ static __always_inline int nat_process(struct ctx *ctx, enum nat_side side, __u3
 	return packet.action;
 }
 
-/* The program of a hook for links of one side, or of both. */
-#define NAT_PROGRAM(section, name, side, l3)                                                       \
+/* The program of a hook for links of one side, or of both; zone: for links that are zones. */
+#define NAT_PROGRAM(section, name, side, zone, l3)                                                 \
 	SEC(section) int name(struct ctx *ctx)                                                     \
 	{                                                                                          \
-		return nat_process(ctx, side, l3);                                                 \
+		return nat_process(ctx, side, zone, l3);                                           \
 	}
 
 #endif

@@ -361,7 +361,7 @@ static __always_inline void port_give(__u32 index, __u32 class, __u32 port, __u3
 
 	if (!ports || !slot)
 		return;
-	*(volatile __u32 *)&slot->held = 0;
+	*(volatile __u8 *)&slot->held = 0;
 	slot_write(slot, nobody); /* before the bit: then it is the next one's */
 	bit_give(ports, port);
 }

@@ -260,7 +260,8 @@ static __always_inline struct nat_addr rule_map_address(const struct nat_rule *r
  * made so that a change of targets moves few clients, and sessions stay where they are.
  */
 static __always_inline int rule_forward(const struct nat_rule *rule, __u32 slot,
-					struct nat_addr client, struct nat_addr *dst, __be16 *dport)
+					struct nat_addr client, struct nat_addr *dst, __be16 *dport,
+					__u8 *zone)
 {
 	void *inner = bpf_map_lookup_elem(&targets, &slot);
 	__u32 index = rule->targets;
@@ -272,6 +273,7 @@ static __always_inline int rule_forward(const struct nat_rule *rule, __u32 slot,
 	if (!target)
 		return NAT_DROP_BYPASS;
 	*dst = target->addr;
+	*zone = target->zone;
 	if (!(rule->flags & NAT_RULE_KEEP_PORT))
 		*dport = bpf_htons(bpf_ntohs(target->port) + bpf_ntohs(*dport) - rule->from_port);
 	return GO_ON;

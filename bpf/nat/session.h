@@ -105,6 +105,7 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 		return reason;
 	new->by_mapping = 1;
 	new->verdict.sessions = 1;
+	new->verdict.zone = internal->zone;
 	out->dst = internal->addr;
 	if (query && internal->class != NAT_OTHER)
 		out->sport = internal->port;
@@ -127,7 +128,9 @@ SUBPROGRAM int session_destination(const struct packet *p, struct nat_flow *out,
 	new->verdict.by_rule = 1;
 	session_rule(p, new, rule);
 	if (rule->kind == NAT_RULE_FORWARD)
-		return rule_forward(rule, new->slot, p->key.src, &out->dst, &out->dport);
+		return rule_forward(rule, new->slot, p->key.src, &out->dst, &out->dport,
+				    &new->verdict.zone);
+	new->verdict.zone = rule->zone;
 	out->dst = rule_map_address(rule, p->key.dst);
 	return GO_ON;
 }
@@ -224,7 +227,7 @@ SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const stru
 	struct nat_link *link;
 	int reason;
 
-	reason = route_to(ctx, p, out->dst, &route);
+	reason = route_to(ctx, p, out->dst, new->verdict.zone, &route);
 	if (reason == NAT_PASS_LOCAL && translated)
 		return NAT_DROP_UNSUPPORTED; /* to the gateway: can't be handed up translated */
 	if (reason != GO_ON)
@@ -237,6 +240,7 @@ SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const stru
 	new->verdict.found = route.found;
 	new->verdict.hop = route.hop;
 	new->verdict.side = session_side(link, out->dst, new->slot);
+	new->verdict.zone = link->flags &NAT_LINK_ZONE ? route.link : 0;
 	if (translated && p->key.side == NAT_INSIDE && new->verdict.side == NAT_INSIDE)
 		new->flags |= NAT_FLOW_HAIRPIN;
 	return GO_ON;
@@ -256,7 +260,7 @@ SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p,
 
 	if (p->key.side == NAT_INSIDE)
 		return route_home(ctx, p, new->verdict.in);
-	reason = route_find(ctx, p, p->key.dst, p->key.src, &back);
+	reason = route_find(ctx, p, p->key.dst, p->key.src, 0, &back);
 	link = reason == GO_ON ? link_get(back.link) : NULL;
 	if (reason == NAT_PASS_LOCAL ||
 	    (link && session_side(link, p->key.src, new->slot) == NAT_INSIDE))
@@ -285,7 +289,7 @@ SUBPROGRAM __u32 session_egress(struct ctx *ctx, const struct packet *p,
 	address = index ? bpf_map_lookup_elem(&addresses, index) : NULL;
 	if (address && address->link)
 		return address->link;
-	return route_find(ctx, p, p->key.src, p->key.dst, &route) == GO_ON ? route.link : 0;
+	return route_find(ctx, p, p->key.src, p->key.dst, 0, &route) == GO_ON ? route.link : 0;
 }
 
 /* The pool of the rule, or the one address of the link for masquerade. */
@@ -449,6 +453,7 @@ static __always_inline void session_peer(const struct packet *p, struct nat_flow
 					 const struct new_session *new)
 {
 	peer->key = new->other;
+	peer->key.link = p->key.zone;
 	peer->src = p->key.dst;
 	peer->dst = p->key.src;
 	peer->sport = p->key.dport;
@@ -483,8 +488,10 @@ static __always_inline void session_owner(const struct packet *p, struct nat_flo
 	owner->bytes = p->bytes;
 	owner->state = NAT_FLOW_MADE | state_open(p) | NAT_FLOW_OWNER | new->flags |
 		       session_reserved(&new->source);
+	owner->key.link = new->verdict.zone;
 	if (p->key.side == NAT_INSIDE) {
-		owner->key.link = new->verdict.in;
+		if (!p->key.zone)
+			owner->key.link = new->verdict.in;
 		owner->state |= NAT_FLOW_OUTBOUND;
 	}
 	if (new->verdict.side == NAT_OUTSIDE)
@@ -595,6 +602,7 @@ GLOBAL int session_insert(struct new_session *new)
 		return NAT_DROP_BYPASS; /* cannot happen: there is room for every number */
 	session_owner(p, out, new);
 	state_other_key(&p->key, out, &new->other);
+	new->other.zone = new->verdict.zone;
 	*(volatile __u32 *)&owner->state = NAT_FLOW_GONE;
 	*(volatile __u32 *)&peer->state = NAT_FLOW_GONE;
 	session_write(out, owner, number + 1);
@@ -832,6 +840,7 @@ SUBPROGRAM int session_hairpin(const struct packet *p, struct nat_flow *out,
 	new->target.flags = 0;
 	new->flags = (new->flags & ~NAT_FLOW_HAIRPIN) | NAT_FLOW_RETURNS;
 	new->verdict.side = NAT_OUTSIDE;
+	new->verdict.zone = 0;
 	out->dst = p->key.dst;
 	out->dport = p->key.dport;
 	return GO_ON;
@@ -877,6 +886,7 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 	if (takes) {
 		new->source.internal.addr = p->key.src;
 		new->source.internal.class = p->class;
+		new->source.internal.zone = p->key.zone;
 		reason = session_pool(new, rule, new->verdict.egress);
 		if (reason == GO_ON)
 			reason = session_source(ctx, p, out, new, rule);
@@ -990,7 +1000,7 @@ GLOBAL int session_refusal(__u32 reason)
 static __always_inline int session_open(struct ctx *ctx, struct packet *p, struct nat_flow *out)
 {
 	struct nat_mapping_key internal = {
-		.addr = p->key.src, .port = p->key.sport, .class = p->class};
+		.addr = p->key.src, .port = p->key.sport, .class = p->class, .zone = p->key.zone};
 	struct new_session *new;
 	int reason;
 

@@ -77,13 +77,13 @@ static __always_inline struct nat_slot *slot_at(__u64 id)
 
 /* --- what a subscriber has ------------------------------------------------------- */
 
-static __always_inline struct nat_source_key source_key(struct nat_addr host, __u32 pool)
+static __always_inline struct nat_source_key source_key(const struct nat_mapping_key *of)
 {
 	struct nat_control *c = control_get();
-	struct nat_source_key key = {.addr = host, .pool = pool};
+	struct nat_source_key key = {.addr = of->addr, .pool = of->pool, .zone = of->zone};
 
 	if (c)
-		key.addr = addr_of(addr_word(host) & ~c->subscriber_hosts);
+		key.addr = addr_of(addr_word(of->addr) & ~c->subscriber_hosts);
 	return key;
 }
 
@@ -110,7 +110,7 @@ static __always_inline int use_take(__u64 *use, __u64 one, __u32 limit)
 /* One less; who takes the last removes the subscriber. */
 static __always_inline void source_put(struct nat_source *s, __u64 one)
 {
-	struct nat_source_key key = {.addr = s->addr, .pool = s->pool};
+	struct nat_source_key key = {.addr = s->addr, .pool = s->pool, .zone = s->zone};
 	__u64 left = __sync_fetch_and_add(&s->use, -one) - one;
 
 	if (!left && !__sync_val_compare_and_swap(&s->use, 0, NAT_USE_GONE))
@@ -134,14 +134,14 @@ GLOBAL int source_refused(const struct reservation *r)
 	if (!r || !r->refused)
 		return 0;
 	what = r->refused - 1;
-	key = source_key(r->internal.addr, r->internal.pool);
+	key = source_key(&r->internal);
 	s = bpf_map_lookup_elem(&sources, &key);
 	OPAQUE(what); /* compared here, or Linux 6.1 has forgotten it by then */
 	if (!s || what >= NAT_REFUSALS)
 		return 0;
 	times = __sync_fetch_and_add(&s->refused[what], 1) + 1;
 	if (what != NAT_REFUSED_BLOCK && !(times & (times - 1)))
-		log_quota(addr_word(s->addr), s->pool, what, times);
+		log_quota(addr_word(s->addr), s->pool, s->zone, what, times);
 	return 0;
 }
 
@@ -427,6 +427,7 @@ static __always_inline int source_make(const struct nat_source_key *key,
 	__builtin_memset(new, 0, sizeof(*new));
 	new->addr = key->addr;
 	new->pool = key->pool;
+	new->zone = key->zone;
 	new->address = r->address;
 	new->use = USE_SESSION;
 	new->since_ns = bpf_ktime_get_ns();
@@ -451,12 +452,13 @@ static __always_inline int source_session(struct nat_source *s, const struct nat
 		return NAT_DROP_SOURCE_LIMIT;
 	if (reason != GO_ON)
 		return reason;
-	if (!addr_equal(s->addr, key->addr) || s->pool != key->pool) {
+	if (!addr_equal(s->addr, key->addr) || s->pool != key->pool || s->zone != key->zone) {
 		source_put(s, USE_SESSION);
 		return NAT_DROP_RACE;
 	}
 	if (c->lookups & NAT_LOOKUP_CLASS && s->generation != generation + 1)
-		*(volatile __u64 *)&s->generation = (__u64) class << 32 | (generation + 1);
+		*(volatile __u64 *)&s->generation =
+			(__u64)s->zone << 48 | (__u64) class << 32 | (generation + 1);
 	reason = own ? source_rate(s, limits) : GO_ON;
 	if (reason != GO_ON)
 		source_put(s, USE_SESSION);
@@ -472,7 +474,7 @@ GLOBAL int source_take(struct reservation *r, __u32 generation, __u32 own)
 
 	if (!r)
 		return NAT_DROP_BYPASS;
-	key = source_key(r->internal.addr, r->internal.pool);
+	key = source_key(&r->internal);
 	for (try = 0; try < SOURCE_TRIES; try++) {
 		s = bpf_map_lookup_elem(&sources, &key);
 		if (!s) {
@@ -508,7 +510,7 @@ GLOBAL int source_place(struct reservation *r, __u32 first, __u32 count)
 
 	if (!r)
 		return NAT_DROP_BYPASS;
-	key = source_key(r->internal.addr, r->internal.pool);
+	key = source_key(&r->internal);
 	s = bpf_map_lookup_elem(&sources, &key);
 	if (!s)
 		return NAT_DROP_RACE;
@@ -555,6 +557,7 @@ GLOBAL int block_put(__u32 address, __u32 first)
 	g = granule_at(b, first);
 	key.addr = g->addr;
 	key.pool = g->pool;
+	key.zone = g->zone;
 	order = g->order & 7;
 	if (!refs_put(&g->refs, NAT_REFS_GONE))
 		return 0;
@@ -591,7 +594,8 @@ GLOBAL int block_hold(__u32 id, __u32 index, __u32 class, const struct nat_sourc
 	g = granule_at(b, first);
 	if (refs_take(&g->refs) != GO_ON)
 		return 0;
-	if (g->used && g->order == order && addr_equal(g->addr, s->addr) && g->pool == s->pool)
+	if (g->used && g->order == order && addr_equal(g->addr, s->addr) && g->pool == s->pool &&
+	    g->zone == s->zone)
 		return 1;
 	block_drop(block_address(id), first);
 	return 0;
@@ -613,7 +617,7 @@ static __always_inline __u32 block_make(struct nat_source *s, __u32 n, __u32 add
 	if (granule < 0 || granule >= NAT_GRANULES)
 		return !!this;
 	id = block_id(address, granule, order);
-	block_name(id, addr_word(s->addr), s->pool, !!this);
+	block_name(id, addr_word(s->addr), s->pool, s->zone, !!this);
 	if (!__sync_val_compare_and_swap(&s->blocks[n], 0, id)) {
 		log_block(NAT_LOG_CREATED, address, granule, granule_at(b, granule));
 		return id;
@@ -697,8 +701,9 @@ static __always_inline void endpoint_hold(const struct reservation *r, __u32 hel
 
 	if (!slot)
 		return;
+	*(volatile __u8 *)&slot->zone = r->internal.zone;
 	slot_write(slot, value);
-	*(volatile __u32 *)&slot->held = held;
+	*(volatile __u8 *)&slot->held = held;
 }
 
 /* Counts a port for the subscriber of r, and where ports are given in blocks, holds one of its
@@ -716,7 +721,7 @@ GLOBAL __s64 endpoint_count(struct reservation *r, __u32 generation)
 	if (!r || !c)
 		return -NAT_DROP_BYPASS;
 	index = r->address;
-	host = source_key(r->internal.addr, r->internal.pool);
+	host = source_key(&r->internal);
 	address = bpf_map_lookup_elem(&addresses, &index);
 	s = bpf_map_lookup_elem(&sources, &host);
 	if (!address || !s)
@@ -748,7 +753,7 @@ GLOBAL __s64 endpoint_extend(struct reservation *r)
 
 	if (!r)
 		return -NAT_DROP_BYPASS;
-	host = source_key(r->internal.addr, r->internal.pool);
+	host = source_key(&r->internal);
 	s = bpf_map_lookup_elem(&sources, &host);
 	if (!s)
 		return -NAT_DROP_RACE;
@@ -780,7 +785,7 @@ GLOBAL int endpoint_forget(const struct reservation *r, __u64 range)
 
 	if (!r)
 		return 0;
-	host = source_key(r->internal.addr, r->internal.pool);
+	host = source_key(&r->internal);
 	s = bpf_map_lookup_elem(&sources, &host);
 	if (range & RANGE_OF_BLOCK)
 		block_drop(r->address, (__u32)range >> 16 >> 6);
@@ -847,6 +852,7 @@ static __always_inline int endpoint_take(struct ctx *ctx, const struct nat_flow_
 GLOBAL int endpoint_give(__u32 index, __u32 class, __u32 port)
 {
 	struct nat_slot *slot = slot_at(slot_id(index, class, bpf_htons(port))), value;
+	struct nat_mapping_key of = {};
 	struct nat_source_key host;
 	struct nat_blocks *b;
 	struct nat_source *s;
@@ -854,8 +860,11 @@ GLOBAL int endpoint_give(__u32 index, __u32 class, __u32 port)
 
 	if (!slot)
 		return 0;
-	held = *(volatile __u32 *)&slot->held;
+	held = *(volatile __u8 *)&slot->held;
 	value = slot_read(slot);
+	of.addr = value.addr;
+	of.pool = value.pool;
+	of.zone = slot->zone;
 	port_give(index, class, port, held & NAT_HELD_IN_BLOCK ? PORT_OF_BLOCK : 0);
 	b = blocks_of(index);
 	if (held & NAT_HELD_IN_BLOCK && b)
@@ -863,7 +872,7 @@ GLOBAL int endpoint_give(__u32 index, __u32 class, __u32 port)
 	else if (b)
 		block_adopt(index, granule);
 	if (held & NAT_HELD_COUNTED) {
-		host = source_key(value.addr, value.pool);
+		host = source_key(&of);
 		s = bpf_map_lookup_elem(&sources, &host);
 		if (s)
 			source_put(s, USE_PORT);

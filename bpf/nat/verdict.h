@@ -37,7 +37,7 @@ struct verdict {
 	__u8 by_rule;     /* the destination is translated by a rule */
 	__u8 sessions;    /* some rule wants a session: not all are stateless */
 	__u8 side;        /* of the egress interface */
-	__u8 zero;
+	__u8 zone;        /* that it goes to */
 };
 
 /* A cache line. */

@@ -88,11 +88,13 @@ type EngineAddress struct {
 
 // EngineSource is a subscriber in a pool: an inside host, or the hosts of a prefix.
 type EngineSource struct {
-	Addr     netip.Addr `json:"address,omitzero"` // of a prefix the first
-	Prefix   int        `json:"prefix_length,omitempty"`
-	Pool     string     `json:"pool,omitempty"`
-	Class    string     `json:"class,omitempty"`
-	Sessions uint64     `json:"sessions"`
+	Addr netip.Addr `json:"address,omitzero"` // of a prefix the first
+	// Interface is what it is behind, where subscribers are told apart by that.
+	Interface string `json:"interface,omitempty"`
+	Prefix    int    `json:"prefix_length,omitempty"`
+	Pool      string `json:"pool,omitempty"`
+	Class     string `json:"class,omitempty"`
+	Sessions  uint64 `json:"sessions"`
 	// Ports are those of all protocols, those in hold-down too, HoldDown only these.
 	Ports    uint64 `json:"ports_used,omitempty"`
 	HoldDown uint64 `json:"ports_in_hold_down,omitempty"`
@@ -106,6 +108,14 @@ type EngineSource struct {
 
 // Name is the subscriber as people write it.
 func (s *EngineSource) Name() string {
+	if s.Interface != "" {
+		return s.Hosts() + " on " + s.Interface
+	}
+	return s.Hosts()
+}
+
+// Hosts is its address or prefix.
+func (s *EngineSource) Hosts() string {
 	if s.Prefix > 0 && s.Prefix < 32 {
 		return netip.PrefixFrom(s.Addr, s.Prefix).String()
 	}

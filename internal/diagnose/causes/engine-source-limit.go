@@ -56,7 +56,7 @@ func judgeEngineSourceLimit(f facts) *verdict {
 	}
 	name, source := "an internal host", ""
 	if who != nil {
-		name, source = who.Name(), " --source "+who.Name()
+		name, source = who.Name(), " --source "+who.Hosts()
 	}
 	key, allowed, remedy := f.raiseLimit(limit.key, who)
 	v := &verdict{impact: float64(lost)}

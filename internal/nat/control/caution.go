@@ -14,6 +14,7 @@ import (
 
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
 )
 
 // What a rule file may say, and most likely does not mean on this machine.
@@ -55,6 +56,33 @@ func cautions(file *rulefile.File, local []netip.Addr) (warnings []string) {
 		}
 	}
 	return warnings
+}
+
+// zoneCautions names inside interfaces behind which the kernel would not answer ARP, as their hosts'
+// addresses may be routed to another one. The calling thread is in the namespace.
+func zoneCautions(file *rulefile.File) (warnings []string, err error) {
+	if !file.Subscribers.ByInterface || len(file.Inside) < 2 {
+		return nil, nil
+	}
+	for _, name := range file.Inside {
+		l, missing := netlink.LinkByName(name)
+		if missing != nil || l.Attrs().MasterIndex != 0 { // a VRF has routes of its own
+			continue
+		}
+		setting := snapshot.SysctlName("net", "ipv4", "conf", name, "rp_filter")
+		own, err := readSetting(setting)
+		if err != nil {
+			return nil, err
+		}
+		all, err := readSetting("net.ipv4.conf.all.rp_filter")
+		if err != nil {
+			return nil, err
+		}
+		if max(own, all) == "1" {
+			warnings = append(warnings, fmt.Sprintf("%s: with rp_filter 1 the kernel answers ARP for hosts only behind the interface that their address is routed to: `sysctl -w %s=2`", name, setting))
+		}
+	}
+	return warnings, nil
 }
 
 // foreign looks for addresses that natkit is to answer for and that are others': the next

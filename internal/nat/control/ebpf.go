@@ -94,6 +94,11 @@ func (p *Plan) compileEBPF(file *rulefile.File, o Options, made []Change) error 
 	}
 	p.Placements = placements
 	p.Warnings = append(p.Warnings, cautions(file, facts.Local)...)
+	strict, err := zoneCautions(file)
+	if err != nil {
+		return err
+	}
+	p.Warnings = append(p.Warnings, strict...)
 	for i, l := range facts.Links {
 		known := &rec.Links[slices.IndexFunc(rec.Links, func(r linkRecord) bool { return r.Name == l.Name })]
 		known.Ifindex, known.Awaited = l.Ifindex, l.Awaited
@@ -121,7 +126,7 @@ func (p *Plan) compileEBPF(file *rulefile.File, o Options, made []Change) error 
 }
 
 func sizeOf(file *rulefile.File) datapath.Size {
-	size := datapath.Size{Sessions: file.Limits.Sessions, Mappings: file.Limits.MappingLimit(), Sources: file.Limits.Sources, SubscriberPrefix: file.Subscribers.Prefix % 32}
+	size := datapath.Size{Sessions: file.Limits.Sessions, Mappings: file.Limits.MappingLimit(), Sources: file.Limits.Sources, SubscriberPrefix: file.Subscribers.Prefix % 32, Zones: file.Subscribers.ByInterface}
 	for i := range file.Rules {
 		for class := range rulefile.Class(rulefile.PortClasses) {
 			if file.FilteringMode(&file.Rules[i], class) == rulefile.FilterAddress {
@@ -138,7 +143,7 @@ func (p *Plan) attachments() (out []datapath.Attachment) {
 	for _, hook := range []datapath.Hook{datapath.HookTC, datapath.HookXDP} {
 		for i, l := range p.tables.Links {
 			if l.Ifindex != 0 && (hook == datapath.HookTC || p.Placements[i].XDP) {
-				out = append(out, datapath.Attachment{Name: l.Name, Ifindex: l.Ifindex, Inside: l.Inside, Outside: l.Outside, Raw: !l.Ethernet, Hook: hook})
+				out = append(out, datapath.Attachment{Name: l.Name, Ifindex: l.Ifindex, Inside: l.Inside, Outside: l.Outside, Zone: l.Zone, Raw: !l.Ethernet, Hook: hook})
 			}
 		}
 	}
@@ -207,10 +212,14 @@ func (e *ebpfRunning) refresh(rec *record) error {
 }
 
 func subscriberKey(s datapath.Size) string {
-	if s.SubscriberPrefix == 0 {
-		return "address"
+	by := "address"
+	if s.SubscriberPrefix != 0 {
+		by = fmt.Sprintf("/%d", s.SubscriberPrefix)
 	}
-	return fmt.Sprintf("/%d", s.SubscriberPrefix)
+	if s.Zones {
+		by = "[interface, " + by + "]"
+	}
+	return by
 }
 
 func (e *ebpfRunning) fits(p *Plan) error {
@@ -220,7 +229,7 @@ func (e *ebpfRunning) fits(p *Plan) error {
 	}
 	next := *p.record
 	next.Rules = *next.Next
-	if have.SubscriberPrefix != p.size.SubscriberPrefix {
+	if have.SubscriberPrefix != p.size.SubscriberPrefix || have.Zones != p.size.Zones {
 		return fmt.Errorf("%s: key by of subscribers is %s and not %s: that can't change in an engine that is up; sessions end: %s", next.Rules.File, subscriberKey(p.size), subscriberKey(have), next.restart(e.ns))
 	}
 	var what []string

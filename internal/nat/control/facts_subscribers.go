@@ -70,7 +70,7 @@ func (s *Status) readSubscriberFacts(e *datapath.Engine, out, before *snapshot.E
 	if whole {
 		rows = rows[:min(len(rows), snapshot.TopN)]
 		for _, sub := range busiest.list() {
-			if !slices.ContainsFunc(rows, func(r Subscriber) bool { return r.Of == sub.Of && r.Pool == sub.Pool }) {
+			if !slices.ContainsFunc(rows, func(r Subscriber) bool { return r.Of == sub.Of && r.Interface == sub.Interface && r.Pool == sub.Pool }) {
 				rows = append(rows, sub)
 			}
 		}
@@ -120,14 +120,14 @@ func (t *topSubscribers) add(s *Subscriber) {
 // list is the most of those that were added, most first.
 func (t *topSubscribers) list() []Subscriber {
 	slices.SortFunc(t.rows, func(a, b Subscriber) int {
-		return cmp.Or(cmp.Compare(t.by(&b), t.by(&a)), a.Of.Addr().Compare(b.Of.Addr()), cmp.Compare(a.Pool, b.Pool))
+		return cmp.Or(cmp.Compare(t.by(&b), t.by(&a)), a.Of.Addr().Compare(b.Of.Addr()), cmp.Compare(a.Interface, b.Interface), cmp.Compare(a.Pool, b.Pool))
 	})
 	t.rows = t.rows[:min(len(t.rows), t.most)]
 	return t.rows
 }
 
 func sourceFact(s *Subscriber) snapshot.EngineSource {
-	out := snapshot.EngineSource{Addr: s.Of.Addr(), Pool: s.Pool, Class: s.Class, Sessions: uint64(s.Sessions), Blocks: uint64(len(s.Blocks))}
+	out := snapshot.EngineSource{Addr: s.Of.Addr(), Interface: s.Interface, Pool: s.Pool, Class: s.Class, Sessions: uint64(s.Sessions), Blocks: uint64(len(s.Blocks))}
 	if s.Of.Bits() < 32 {
 		out.Prefix = s.Of.Bits()
 	}

@@ -68,6 +68,15 @@ func (r *record) linkIndex(name string) int {
 	return index
 }
 
+// linkNames are the interfaces by their indices.
+func (r *record) linkNames() map[int]string {
+	names := map[int]string{}
+	for _, l := range r.Links {
+		names[l.Index] = l.Name
+	}
+	return names
+}
+
 // settle makes the rules that were being applied the rules, if the engine has that generation:
 // who applied them was killed before it could write that down.
 func (r *record) settle(generation uint32) {

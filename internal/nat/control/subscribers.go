@@ -22,11 +22,13 @@ import (
 
 // Subscriber is a subscriber in a pool, for as long as it has a session or a port.
 type Subscriber struct {
-	Of       netip.Prefix `json:"subscriber,omitzero"` // internal address or prefix
-	Pool     string       `json:"pool"`                // its name; an interface that is masqueraded behind; a single address
-	Class    string       `json:"class"`
-	External netip.Addr   `json:"external_address,omitzero"`
-	Sessions int          `json:"sessions"`
+	Of netip.Prefix `json:"subscriber,omitzero"` // internal address or prefix
+	// Interface is what it is behind, where subscribers are told apart by that.
+	Interface string     `json:"interface,omitempty"`
+	Pool      string     `json:"pool"` // its name; an interface that is masqueraded behind; a single address
+	Class     string     `json:"class"`
+	External  netip.Addr `json:"external_address,omitzero"`
+	Sessions  int        `json:"sessions"`
 	// Ports are of all protocols together, those in hold-down too. They are counted where the
 	// rule file has subscribers or blocks.
 	Ports    *int        `json:"ports_used,omitempty"`
@@ -203,7 +205,7 @@ func (b *books) read(e *datapath.Engine, o SubscriberOptions) (*Subscribers, err
 	pools, classes := map[string]*SubscriberTotal{}, map[string]*SubscriberTotal{}
 	less := func(x, y *Subscriber) int {
 		by := subscriberOrders[out.By]
-		return cmp.Or(cmp.Compare(by(y), by(x)), cmp.Compare(y.Sessions, x.Sessions), x.Of.Addr().Compare(y.Of.Addr()), cmp.Compare(x.Pool, y.Pool))
+		return cmp.Or(cmp.Compare(by(y), by(x)), cmp.Compare(y.Sessions, x.Sessions), x.Of.Addr().Compare(y.Of.Addr()), cmp.Compare(x.Interface, y.Interface), cmp.Compare(x.Pool, y.Pool))
 	}
 	trim := func() {
 		slices.SortFunc(out.Rows, func(x, y Subscriber) int { return less(&x, &y) })
@@ -242,7 +244,11 @@ func (b *books) read(e *datapath.Engine, o SubscriberOptions) (*Subscribers, err
 // each calls fn with every subscriber until it returns false.
 func (b *books) each(e *datapath.Engine, fn func(*Subscriber) bool) error {
 	prefix := cmp.Or(e.Size().SubscriberPrefix, 32)
-	return e.Subscribers(func(raw *datapath.Subscriber) bool { return fn(b.subscriber(raw, prefix)) })
+	return e.Subscribers(func(raw *datapath.Subscriber) bool {
+		s := b.subscriber(raw, prefix)
+		s.Interface = e.ZoneName(raw.Zone)
+		return fn(s)
+	})
 }
 
 // holdDown counts the ports in hold-down of some subscribers.

@@ -237,7 +237,11 @@ func Open(ns *netns.Handle) (*datapath.Engine, error) {
 		return nil, err
 	}
 	e, err := rec.Engine.rules().tables(ns)
-	return e, rec.unopened(ns, err)
+	if err != nil {
+		return nil, rec.unopened(ns, err)
+	}
+	e.NameZones(rec.linkNames())
+	return e, nil
 }
 
 // Temporary runs a file on an engine that ends with its Close, or with the process

@@ -184,7 +184,8 @@ type abiNatControl struct {
 	SessionsMax     uint32
 	MappingsMax     uint32
 	SubscriberHosts uint32
-	Zero            [5]uint32
+	Zones           uint32
+	Zero            [4]uint32
 	GcRan           uint32
 	IcmpTick        uint32
 	IcmpSent        uint32
@@ -231,7 +232,8 @@ type abiNatEvent struct {
 	Rule    uint32
 	Kind    uint8
 	Reason  uint8
-	Zero    [6]uint8
+	Zone    uint8
+	Zero    [5]uint8
 	Packets [2]uint64
 	Bytes   [2]uint64
 }
@@ -309,7 +311,8 @@ type abiNatFlowKey struct {
 	Dport    uint16
 	Protocol uint8
 	Side     uint8
-	Link     uint16
+	Zone     uint8
+	Link     uint8
 }
 
 type abiNatFlowRest struct {
@@ -354,6 +357,8 @@ type abiNatFragment struct {
 	Id       uint16
 	Excluded uint8
 	Again    uint8
+	Zone     uint8
+	Zero     [3]uint8
 }
 
 type abiNatFragmentKey struct {
@@ -363,6 +368,8 @@ type abiNatFragmentKey struct {
 	Id       uint16
 	Protocol uint8
 	Side     uint8
+	Zone     uint8
+	Zero     [3]uint8
 }
 
 type abiNatGranule struct {
@@ -374,7 +381,8 @@ type abiNatGranule struct {
 	Order    uint8
 	Used     uint8
 	Computed uint8
-	Zero     [4]uint8
+	Zone     uint8
+	Zero     [3]uint8
 }
 
 type abiNatHoldDown struct {
@@ -494,9 +502,9 @@ type abiNatLeaseState struct {
 type abiNatLimit uint32
 
 const (
-	abiNatLimitNAT_ABI               abiNatLimit = 12
+	abiNatLimitNAT_ABI               abiNatLimit = 13
 	abiNatLimitNAT_TICK_SHIFT        abiNatLimit = 20
-	abiNatLimitNAT_MAX_LINKS         abiNatLimit = 256
+	abiNatLimitNAT_MAX_LINKS         abiNatLimit = 255
 	abiNatLimitNAT_MAX_ADDRESSES     abiNatLimit = 65536
 	abiNatLimitNAT_MAX_POOLS         abiNatLimit = 255
 	abiNatLimitNAT_MAX_RULES         abiNatLimit = 1048576
@@ -540,6 +548,7 @@ const (
 	abiNatLinkFlagNAT_LINK_OUTSIDE     abiNatLinkFlag = 2
 	abiNatLinkFlagNAT_LINK_XDP         abiNatLinkFlag = 4
 	abiNatLinkFlagNAT_LINK_NO_ETHERNET abiNatLinkFlag = 8
+	abiNatLinkFlagNAT_LINK_ZONE        abiNatLinkFlag = 16
 )
 
 type abiNatLog struct {
@@ -578,15 +587,16 @@ const (
 type abiNatLogLimit uint32
 
 const (
-	abiNatLogLimitNAT_LOG_POOLS abiNatLogLimit = 256
+	abiNatLogLimitNAT_LOG_POOLS       abiNatLogLimit = 256
+	abiNatLogLimitNAT_LOG_EVENT_SHIFT abiNatLogLimit = 4
 )
 
 type abiNatLogRecord struct {
 	_               structs.HostLayout
 	TimeNs          uint64
 	Sequence        uint32
-	Kind            uint8
-	Event           uint8
+	What            uint8
+	Zone            uint8
 	Protocol        uint8
 	Pool            uint8
 	Internal        abiNatAddr
@@ -640,6 +650,8 @@ type abiNatMappingKey struct {
 	Port  uint16
 	Class uint8
 	Pool  uint8
+	Zone  uint8
+	Zero  [3]uint8
 }
 
 type abiNatMappingMode uint32
@@ -763,6 +775,8 @@ type abiNatRule struct {
 	PoolCount   uint32
 	Targets     uint32
 	TargetCount uint32
+	Zone        uint8
+	Zero        [3]uint8
 }
 
 type abiNatRuleFlag uint32
@@ -798,7 +812,9 @@ type abiNatSlot struct {
 	Pool uint8
 	Used uint8
 	Refs uint32
-	Held uint32
+	Held uint8
+	Zone uint8
+	Zero uint16
 }
 
 type abiNatSlotHeld uint32
@@ -827,7 +843,9 @@ type abiNatSource struct {
 	RateNs     uint64
 	SinceNs    uint64
 	Generation uint32
-	Class      uint32
+	Class      uint16
+	Zone       uint8
+	Zero       uint8
 	Refused    [4]uint32
 	Blocks     [8]uint32
 }
@@ -835,7 +853,9 @@ type abiNatSource struct {
 type abiNatSourceKey struct {
 	_    structs.HostLayout
 	Addr abiNatAddr
-	Pool uint32
+	Pool uint8
+	Zone uint8
+	Zero uint16
 }
 
 type abiNatStats struct {
@@ -852,7 +872,8 @@ type abiNatTarget struct {
 	_    structs.HostLayout
 	Addr abiNatAddr
 	Port uint16
-	Zero uint16
+	Zone uint8
+	Zero uint8
 }
 
 type abiNatTimeout uint32

@@ -201,6 +201,7 @@ func (e *Engine) putLink(l Link, masks []Masking) error {
 	flag(abiNatLinkFlagNAT_LINK_OUTSIDE, l.Outside)
 	flag(abiNatLinkFlagNAT_LINK_XDP, l.Transmit)
 	flag(abiNatLinkFlagNAT_LINK_NO_ETHERNET, !l.Ethernet)
+	flag(abiNatLinkFlagNAT_LINK_ZONE, l.Zone)
 	for _, m := range masks {
 		if m.Link == l.Index {
 			v.Pool, v.Address = uint16(m.Pool), uint16(m.Address+1)

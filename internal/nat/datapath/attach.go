@@ -47,6 +47,7 @@ type Attachment struct {
 	Ifindex int
 	Inside  bool
 	Outside bool
+	Zone    bool // Link.Zone
 	Raw     bool // packets come without Ethernet, see Link.Ethernet; only tc
 	Hook    Hook
 }
@@ -267,14 +268,16 @@ func (e *Engine) linkPin(ifindex int, hook Hook) string {
 }
 
 func programName(a Attachment) string {
-	names := [...]string{tcInside, tcOutside, tcBoth}
+	names := [...]string{tcInside, tcOutside, tcBoth, tcZone}
 	switch {
 	case a.Hook == HookXDP:
-		names = [...]string{xdpInside, xdpOutside, xdpBoth}
+		names = [...]string{xdpInside, xdpOutside, xdpBoth, xdpZone}
 	case a.Raw:
-		names = [...]string{tcInsideRaw, tcOutsideRaw, tcBothRaw}
+		names = [...]string{tcInsideRaw, tcOutsideRaw, tcBothRaw, tcZoneRaw}
 	}
 	switch {
+	case a.Zone:
+		return names[3]
 	case a.Inside && a.Outside:
 		return names[abiNatSideNAT_BOTH]
 	case a.Inside:

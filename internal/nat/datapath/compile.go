@@ -31,6 +31,7 @@ func Compile(file *rulefile.File, facts Facts) (*Tables, error) {
 	}}
 	for i := range c.t.Links {
 		c.byName[c.t.Links[i].Name] = &c.t.Links[i]
+		c.t.Links[i].Zone = c.t.Links[i].Inside && file.Subscribers.ByInterface
 	}
 	for i, id := range file.RuleIDs() {
 		c.ids[&file.Rules[i]] = uint32(id)
@@ -617,15 +618,18 @@ func (c *compiler) both(r *rulefile.Rule, a rulefile.Map) {
 	rule := abiNatRule{Id: id, Kind: uint8(kind), Prefix: uint8(a.Inside.Bits()), To: octets(a.Outside.Masked().Addr())}
 	c.from(r, a.Inside, c.add(r, rule))
 
-	rule.To = octets(a.Inside.Masked().Addr())
+	rule.To, rule.Zone = octets(a.Inside.Masked().Addr()), c.zone(r)
 	index := c.add(r, rule)
 	c.owned(a.Outside, index)
-	links := []int{-1}
-	if r.Out != "" || r.In != "" {
+	links, from := []int{-1}, r.In
+	if c.file.Subscribers.ByInterface {
+		from = "" // it says whose addresses they are: hosts behind all interfaces may send to them
+	}
+	if r.Out != "" || from != "" {
 		links = nil
 		for i := range c.t.Links {
 			l := &c.t.Links[i]
-			if l.Inside && (r.In == "" || l.Name == r.In) || l.Outside && (r.Out == "" || l.Name == r.Out) {
+			if l.Inside && (from == "" || l.Name == from) || l.Outside && (r.Out == "" || l.Name == r.Out) {
 				links = append(links, l.Index)
 			}
 		}
@@ -685,7 +689,7 @@ func (c *compiler) forward(r *rulefile.Rule, a rulefile.DNAT) {
 		c.t.Destinations[abiNatDestinationKey{
 			Prefixlen: 64, Kind: uint8(abiNatDestinationKindNAT_TARGETS), Addr: octets(target.Address),
 		}] = 0
-		c.t.Targets = append(c.t.Targets, abiNatTarget{Addr: octets(target.Address), Port: bigEndian(target.Ports.First)})
+		c.t.Targets = append(c.t.Targets, abiNatTarget{Addr: octets(target.Address), Port: bigEndian(target.Ports.First), Zone: c.zone(r)})
 	}
 	if a.Targets[0].Ports.IsZero() {
 		rule.Flags |= uint8(abiNatRuleFlagNAT_RULE_KEEP_PORT)

@@ -33,6 +33,7 @@ type Engine struct {
 	programs map[string]*ebpf.Program
 	before   map[string]*ebpf.Program // replaced by Upgrade, until Close
 	links    []link.Link              // of an engine without pins
+	zones    map[uint8]string         // NameZones
 }
 
 // commonMaps are those of bpf/lib.
@@ -58,12 +59,15 @@ const (
 	xdpInside    = "xdp_inside"
 	xdpOutside   = "xdp_outside"
 	xdpBoth      = "xdp_both"
+	xdpZone      = "xdp_zone"
 	tcInside     = "tc_inside"
 	tcOutside    = "tc_outside"
 	tcBoth       = "tc_both"
+	tcZone       = "tc_zone"
 	tcInsideRaw  = "tc_inside_raw"
 	tcOutsideRaw = "tc_outside_raw"
 	tcBothRaw    = "tc_both_raw"
+	tcZoneRaw    = "tc_zone_raw"
 	gcStart      = "gc_start"
 	gcStop       = "gc_stop"
 	portsChange  = "ports_change"
@@ -145,6 +149,10 @@ func fewFiles() error {
 // putControl writes what holds for the life of the maps, which are as large as they are to
 // be. It is done before the first packet comes.
 func putControl(m *tcMaps, size Size) error {
+	zones := uint32(0)
+	if size.Zones {
+		zones = 1
+	}
 	c := abiNatControl{
 		Abi:             abi,
 		Seed:            [2]uint64{rand.Uint64(), rand.Uint64()},
@@ -153,6 +161,7 @@ func putControl(m *tcMaps, size Size) error {
 		SessionsMax:     uint32(size.Sessions),
 		MappingsMax:     uint32(size.Mappings),
 		SubscriberHosts: hostBits(size.SubscriberPrefix),
+		Zones:           zones,
 	}
 	return m.Control.Put(uint32(0), &c)
 }
@@ -396,6 +405,7 @@ func (e *Engine) Size() Size {
 	s := Size{
 		Sessions: int(c.SessionsMax), Mappings: int(c.MappingsMax),
 		Sources: int(e.m.Sources.MaxEntries()), FilterEntries: int(e.m.FilterEntries.MaxEntries()), SubscriberPrefix: prefixOf(c.SubscriberHosts),
+		Zones: c.Zones != 0,
 	}
 	s.HoldDown = int(e.m.MappingQueue.MaxEntries()) - s.Mappings
 	if s.FilterEntries == 1 { // a map has one entry at least

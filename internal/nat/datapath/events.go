@@ -47,7 +47,7 @@ func (e *Engine) Events(ctx context.Context, fn func(*rulefile.Event) bool) (err
 		if err := binary.Read(bytes.NewReader(record.RawSample), binary.NativeEndian, &raw); err != nil {
 			return fmt.Errorf("read event of %d bytes: %w", len(record.RawSample), err)
 		}
-		if event := eventOf(&raw, boot); !fn(&event) {
+		if event := e.eventOf(&raw, boot); !fn(&event) {
 			return nil
 		}
 	}
@@ -57,9 +57,10 @@ var eventKinds = map[abiNatEventKind]string{
 	abiNatEventKindNAT_EVENT_CREATE: "created", abiNatEventKindNAT_EVENT_DELETE: "ended", abiNatEventKindNAT_EVENT_REFUSED: "refused",
 }
 
-func eventOf(raw *abiNatEvent, boot time.Time) rulefile.Event {
+func (e *Engine) eventOf(raw *abiNatEvent, boot time.Time) rulefile.Event {
 	flow := &abiNatFlow{Key: raw.Key, Src: raw.Src, Dst: raw.Dst, Sport: raw.Sport, Dport: raw.Dport}
-	event := rulefile.Event{Time: boot.Add(time.Duration(raw.TimeNs)), Kind: eventKinds[abiNatEventKind(raw.Kind)], Session: session(flow, raw.Rule)}
+	event := rulefile.Event{Time: boot.Add(time.Duration(raw.TimeNs)), Kind: eventKinds[abiNatEventKind(raw.Kind)], Session: e.session(flow, raw.Rule)}
+	event.Session.DestinationInterface = e.ZoneName(raw.Zone)
 	event.Session.State = ""
 	event.Session.Packets, event.Session.Bytes = raw.Packets, raw.Bytes
 	if raw.Kind == uint8(abiNatEventKindNAT_EVENT_REFUSED) {

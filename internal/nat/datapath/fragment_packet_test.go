@@ -346,8 +346,8 @@ func (r *rig) captured(t *testing.T, device string, n int, send func() []byte) (
 // that, so that its place is another's.
 func TestFragmentsExpire(t *testing.T) {
 	g := aGateway(t)
-	deleteAll[[12]byte, [16]byte](t, g.maps["fragments"])
-	for g.maps["fragment_queue"].LookupAndDelete(nil, new([12]byte)) == nil {
+	deleteAll[[16]byte, [20]byte](t, g.maps["fragments"])
+	for g.maps["fragment_queue"].LookupAndDelete(nil, new([16]byte)) == nil {
 	}
 	g.flags = 0
 	later := func(id uint16) abiNatReason {
@@ -359,7 +359,7 @@ func TestFragmentsExpire(t *testing.T) {
 		g.enter(t, g.hook, abiNatSideNAT_INSIDE, g.in, g.in.arriving(fragmentOf(insideHost, 5000, 950+id, 0, 64)).Bytes())
 	}
 	seen := func(seconds int) { // all of them, so long ago
-		for key, value := range entries[[12]byte, [16]byte](t, g.maps["fragments"]) {
+		for key, value := range entries[[16]byte, [20]byte](t, g.maps["fragments"]) {
 			binary.NativeEndian.PutUint32(value[8:], now()-ticks(seconds))
 			g.put(t, "fragments", &key, &value)
 		}
@@ -374,14 +374,14 @@ func TestFragmentsExpire(t *testing.T) {
 	}
 	defer g.startGC(t)()
 	seen(118)
-	if n := len(entries[[12]byte, [16]byte](t, g.maps["fragments"])); n != 2 {
+	if n := len(entries[[16]byte, [20]byte](t, g.maps["fragments"])); n != 2 {
 		t.Errorf("%d datagrams are known, want 2: packets may still look at them", n)
 	}
 	seen(121)
 	ktest.Wait(t, 20*time.Second, "they are forgotten", func() bool {
-		return len(entries[[12]byte, [16]byte](t, g.maps["fragments"])) == 0
+		return len(entries[[16]byte, [20]byte](t, g.maps["fragments"])) == 0
 	})
-	if g.maps["fragment_queue"].LookupAndDelete(nil, new([12]byte)) == nil {
+	if g.maps["fragment_queue"].LookupAndDelete(nil, new([16]byte)) == nil {
 		t.Error("the queue still knows them")
 	}
 }
@@ -459,8 +459,8 @@ func TestFragmentsOfEveryRule(t *testing.T) {
 // A datagram whose identification is used again and again keeps its entry, and no other one's.
 func TestFragmentsExpireBehindOne(t *testing.T) {
 	g := aGateway(t)
-	deleteAll[[12]byte, [16]byte](t, g.maps["fragments"])
-	for g.maps["fragment_queue"].LookupAndDelete(nil, new([12]byte)) == nil {
+	deleteAll[[16]byte, [20]byte](t, g.maps["fragments"])
+	for g.maps["fragment_queue"].LookupAndDelete(nil, new([16]byte)) == nil {
 	}
 	g.flags = 0
 	first := func(id uint16) {
@@ -469,21 +469,21 @@ func TestFragmentsExpireBehindOne(t *testing.T) {
 	for id := range uint16(3) {
 		first(960 + id)
 	}
-	for key, value := range entries[[12]byte, [16]byte](t, g.maps["fragments"]) {
+	for key, value := range entries[[16]byte, [20]byte](t, g.maps["fragments"]) {
 		binary.NativeEndian.PutUint32(value[8:], now()-ticks(121)) // time-outs are a minute
 		g.put(t, "fragments", &key, &value)
 	}
 	first(960)
 	defer g.startGC(t)()
 	ktest.Wait(t, 20*time.Second, "the others are forgotten", func() bool {
-		return len(entries[[12]byte, [16]byte](t, g.maps["fragments"])) == 1
+		return len(entries[[16]byte, [20]byte](t, g.maps["fragments"])) == 1
 	})
 	g.noted(t, insideHost, 960)
-	for key, value := range entries[[12]byte, [16]byte](t, g.maps["fragments"]) {
+	for key, value := range entries[[16]byte, [20]byte](t, g.maps["fragments"]) {
 		binary.NativeEndian.PutUint32(value[8:], now()-ticks(121))
 		g.put(t, "fragments", &key, &value)
 	}
 	ktest.Wait(t, 20*time.Second, "it is forgotten too", func() bool {
-		return len(entries[[12]byte, [16]byte](t, g.maps["fragments"])) == 0
+		return len(entries[[16]byte, [20]byte](t, g.maps["fragments"])) == 0
 	})
 }

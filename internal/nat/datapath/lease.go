@@ -140,6 +140,7 @@ func (e *Engine) askLease(q *LeaseRequest, op abiNatLeaseOp) (netip.AddrPort, Le
 type Lease struct {
 	Protocol uint8
 	Inside   netip.AddrPort
+	Zone     uint8          // of Inside: Engine.Zone
 	Remote   netip.AddrPort // the zero value: everybody, or whom Filters have
 	Outside  netip.AddrPort
 	Nonce    [12]byte
@@ -165,7 +166,7 @@ const leaseTick = time.Duration(1) << uint(abiNatLimitNAT_TICK_SHIFT)
 
 func leaseOf(key *abiNatLeaseKey, l *abiNatLease, now uint32) *Lease {
 	out := &Lease{
-		Protocol: l.Protocol, Inside: endpoint(key.Internal.Addr, key.Internal.Port), Outside: endpoint(l.External, l.ExternalPort),
+		Protocol: l.Protocol, Inside: endpoint(key.Internal.Addr, key.Internal.Port), Zone: key.Internal.Zone, Outside: endpoint(l.External, l.ExternalPort),
 		Nonce: l.Nonce, Open: l.Flags&uint32(abiNatLeaseFlagNAT_LEASE_OPEN) != 0,
 		Left: time.Duration(int32(l.Expires-now)) * leaseTick,
 	}
@@ -226,6 +227,7 @@ func (e *Engine) Epoch() (age time.Duration, lost bool, err error) {
 type leaseOwner struct {
 	class uint32
 	pool  uint8
+	zone  uint8
 	at    netip.AddrPort
 }
 
@@ -236,7 +238,7 @@ func (e *Engine) explicit() (map[leaseOwner][]rulefile.ExplicitMapping, error) {
 		if l.Expires == 0 || l.Flags&uint32(abiNatLeaseFlagNAT_LEASE_SESSION) != 0 {
 			return true
 		}
-		owner := leaseOwner{uint32(key.Internal.Class), key.Internal.Pool, endpoint(key.Internal.Addr, key.Internal.Port)}
+		owner := leaseOwner{uint32(key.Internal.Class), key.Internal.Pool, key.Internal.Zone, endpoint(key.Internal.Addr, key.Internal.Port)}
 		if l.Flags&uint32(abiNatLeaseFlagNAT_LEASE_WHOLE) != 0 {
 			owner.class, owner.at = uint32(abiNatClassNAT_OTHER), netip.AddrPortFrom(owner.at.Addr(), 0)
 		}

@@ -20,8 +20,8 @@ type object struct {
 // objects in the order in which they are loaded. The maps that an object does not
 // share with those before it are its own.
 var objects = []object{
-	{"nat_tc", loadTc, []string{tcInside, tcOutside, tcBoth, tcInsideRaw, tcOutsideRaw, tcBothRaw}},
-	{"nat_xdp", loadXdp, []string{xdpInside, xdpOutside, xdpBoth}},
+	{"nat_tc", loadTc, []string{tcInside, tcOutside, tcBoth, tcZone, tcInsideRaw, tcOutsideRaw, tcBothRaw, tcZoneRaw}},
+	{"nat_xdp", loadXdp, []string{xdpInside, xdpOutside, xdpBoth, xdpZone}},
 	{"nat_gc", loadGc, []string{gcStart, gcStop}},
 	{"nat_ports", loadPorts, []string{portsChange, blocksAdopt, blocksKeep}},
 	{"nat_lease", loadLease, []string{leaseAsk}},

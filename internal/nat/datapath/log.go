@@ -176,6 +176,7 @@ type LogKey struct {
 	InternalPort, ExternalPort, LastPort, DestinationPort uint16
 	Kind                                                  LogKind
 	Protocol                                              uint8
+	Zone                                                  uint8 // of Internal: Engine.ZoneName
 }
 
 // LogRecord is what a log's ring has. Times are in nanoseconds of CLOCK_MONOTONIC.
@@ -197,12 +198,12 @@ var refusalNames = [abiNatRefusalNAT_REFUSALS]string{
 }
 
 func logRecordOf(raw *abiNatLogRecord) LogRecord {
-	r := LogRecord{Event: LogEvent(raw.Event), Time: raw.TimeNs, Sequence: raw.Sequence, Pool: raw.Pool}
+	r := LogRecord{Event: LogEvent(raw.What >> uint(abiNatLogLimitNAT_LOG_EVENT_SHIFT)), Time: raw.TimeNs, Sequence: raw.Sequence, Pool: raw.Pool}
 	r.LogKey = LogKey{
 		Internal: raw.Internal.Octet, External: raw.External.Octet, Destination: raw.Destination.Octet,
 		InternalPort: bits.ReverseBytes16(raw.InternalPort), ExternalPort: bits.ReverseBytes16(raw.ExternalPort),
 		LastPort: bits.ReverseBytes16(raw.LastPort), DestinationPort: bits.ReverseBytes16(raw.DestinationPort),
-		Kind: LogKind(raw.Kind),
+		Kind: LogKind(raw.What & (1<<uint(abiNatLogLimitNAT_LOG_EVENT_SHIFT) - 1)), Zone: raw.Zone,
 	}
 	switch r.Event {
 	case LogExhausted:
@@ -476,7 +477,7 @@ func (e *Engine) aliveBlocks(fn func(LogKey, uint64)) error {
 				}
 				port := uint16(first * granulePorts)
 				fn(LogKey{
-					Kind: LogBlock, Internal: copied.Addr.Octet, External: a.Addr.Octet,
+					Kind: LogBlock, Zone: copied.Zone, Internal: copied.Addr.Octet, External: a.Addr.Octet,
 					ExternalPort: port, LastPort: port + uint16(granulePorts<<copied.Order) - 1,
 				}, copied.SinceNs)
 			}
@@ -504,13 +505,13 @@ func protocolOf(class uint32) uint8 {
 }
 
 func (e *Engine) aliveMappings(loose bool, fn func(LogKey, uint64)) error {
-	inBlock := uint32(abiNatSlotHeldNAT_HELD_IN_BLOCK)
+	inBlock := uint8(abiNatSlotHeldNAT_HELD_IN_BLOCK)
 	return e.eachMapping(func(id slotID, outside netip.Addr, slot *abiNatSlot) bool {
 		if loose && slot.Held&inBlock != 0 {
 			return true
 		}
 		fn(LogKey{
-			Kind: LogMapping, Protocol: protocolOf(id.class()), Internal: slot.Addr.Octet, External: outside.As4(),
+			Kind: LogMapping, Zone: slot.Zone, Protocol: protocolOf(id.class()), Internal: slot.Addr.Octet, External: outside.As4(),
 			InternalPort: bits.ReverseBytes16(slot.Port), ExternalPort: id.port(),
 		}, 0)
 		return true
@@ -556,8 +557,8 @@ func (e *Engine) inBlock(flow *abiNatFlow) bool {
 
 // conversations are the records of a session: log_session of bpf/nat/log.h.
 func conversations(key *abiNatFlowKey, flow *abiNatFlow, destinations bool) (keys []LogKey) {
-	add := func(internal abiNatAddr, internalPort uint16, external abiNatAddr, externalPort uint16, remote abiNatAddr, remotePort uint16) {
-		k := LogKey{Kind: LogSession, Protocol: key.Protocol, Internal: internal.Octet, External: external.Octet,
+	add := func(zone uint8, internal abiNatAddr, internalPort uint16, external abiNatAddr, externalPort uint16, remote abiNatAddr, remotePort uint16) {
+		k := LogKey{Kind: LogSession, Zone: zone, Protocol: key.Protocol, Internal: internal.Octet, External: external.Octet,
 			InternalPort: bits.ReverseBytes16(internalPort), ExternalPort: bits.ReverseBytes16(externalPort)}
 		if destinations {
 			k.Destination, k.DestinationPort = remote.Octet, bits.ReverseBytes16(remotePort)
@@ -566,15 +567,15 @@ func conversations(key *abiNatFlowKey, flow *abiNatFlow, destinations bool) (key
 	}
 	query := key.Protocol == unix.IPPROTO_ICMP
 	if key.Src != flow.Src || key.Sport != flow.Sport && !query {
-		add(key.Src, key.Sport, flow.Src, flow.Sport, key.Dst, key.Dport)
+		add(key.Zone, key.Src, key.Sport, flow.Src, flow.Sport, key.Dst, key.Dport)
 	}
 	if key.Dst == flow.Dst && key.Dport == flow.Dport {
 		return keys
 	}
 	if query {
-		add(flow.Dst, flow.Sport, key.Dst, key.Sport, key.Src, 0)
+		add(zoneTo(flow), flow.Dst, flow.Sport, key.Dst, key.Sport, key.Src, 0)
 	} else {
-		add(flow.Dst, flow.Dport, key.Dst, key.Dport, key.Src, key.Sport)
+		add(zoneTo(flow), flow.Dst, flow.Dport, key.Dst, key.Dport, key.Src, key.Sport)
 	}
 	return keys
 }
@@ -584,7 +585,7 @@ func conversations(key *abiNatFlowKey, flow *abiNatFlow, destinations bool) (key
 // SubscriberUse is what a subscriber has of what it may have; 0 is no limit.
 type SubscriberUse struct {
 	Subscriber, External netip.Addr // External is not valid for masquerade
-	Pool                 uint8
+	Pool, Zone           uint8
 	Ports, MostPorts     int
 	Blocks, MostBlocks   int
 }
@@ -612,7 +613,7 @@ func (r *LogReader) Use(fn func(SubscriberUse)) error {
 		if int(s.Class) < len(classes) && s.Class > 0 {
 			most = classes[s.Class]
 		}
-		u := SubscriberUse{Subscriber: netip.AddrFrom4(key.Addr.Octet), Pool: s.Pool, MostPorts: int(most.Ports)}
+		u := SubscriberUse{Subscriber: netip.AddrFrom4(key.Addr.Octet), Pool: s.Pool, Zone: s.Zone, MostPorts: int(most.Ports)}
 		u.Ports = int(s.Use >> uint(abiNatUseNAT_USE_PORT_SHIFT) & uint64(abiNatUseNAT_USE_COUNT))
 		for _, id := range s.Blocks {
 			if id != 0 {

@@ -28,11 +28,11 @@ func (e *Engine) Mappings(fn func(*rulefile.Mapping) bool) error {
 		sessions := int(slot.Refs & uint32(abiNatRefsNAT_REFS_COUNT))
 		filtering := slot.Refs & uint32(abiNatRefsNAT_REFS_FILTERING) >> bits.TrailingZeros32(uint32(abiNatRefsNAT_REFS_FILTERING))
 		inside := endpoint(slot.Addr, slot.Port)
-		leases := explicit[leaseOwner{id.class(), slot.Pool, inside}]
+		leases := explicit[leaseOwner{id.class(), slot.Pool, slot.Zone, inside}]
 		// A lease is a reference on it, but no session.
 		return fn(&rulefile.Mapping{
 			Explicit: leases,
-			Class:    rulefile.Class(id.class()).String(), Inside: snapshot.EndpointOf(inside),
+			Class:    rulefile.Class(id.class()).String(), Inside: snapshot.EndpointOf(inside), Interface: e.ZoneName(slot.Zone),
 			Outside:  snapshot.EndpointFrom(outside, id.port()),
 			Sessions: max(sessions-len(leases), 0), Filtering: (rulefile.FilteringMode(filtering) + rulefile.FilterEndpointIndependent).String(), HoldDown: sessions == 0,
 		})

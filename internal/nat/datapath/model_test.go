@@ -34,11 +34,18 @@ import (
 // One that is armed has no second inside link: in2 is not the file's, and out is on both sides.
 //
 //	192.168.1.0/24 --- in       gateway   out --- router --- the world, 192.168.0.0/16, 10.2.0.0/16
+//
+// With zones hosts behind in2 have the addresses of those behind in: the model knows them by
+// others, 10.2.x.y for 192.168.x.y, and so says that they are nobody else.
+//
+//	192.168.0.0/16 --- in       gateway   out --- router --- the world
+//	192.168.0.0/16 --- in2
 type modelRig struct {
 	*rig
 	engine *Engine
 	ports  map[string]port
 	facts  Facts
+	known  Facts // as the model has them
 	random *rand.Rand
 	model  *model
 	seen   []modelPacket // packets that left, as they were outside or inside: to be answered
@@ -81,7 +88,7 @@ func TestRandomPacketsOfSubscribers(t *testing.T) {
 // The same through a gateway of which one link is on both sides.
 func TestRandomPacketsOneArmed(t *testing.T) {
 	if theArmedRig == nil {
-		theArmedRig = newModelRig(keeper{t}, true)
+		theArmedRig = newModelRig(keeper{t}, true, false)
 	}
 	theArmedRig.packets(t)
 }
@@ -130,16 +137,19 @@ var theModelRig, theArmedRig *modelRig
 func aModelRig(t *testing.T) *modelRig {
 	t.Helper()
 	if theModelRig == nil {
-		theModelRig = newModelRig(keeper{t}, false)
+		theModelRig = newModelRig(keeper{t}, false, false)
 	}
 	return theModelRig
 }
 
-func newModelRig(t testing.TB, armed bool) *modelRig {
+func newModelRig(t testing.TB, armed, zones bool) *modelRig {
 	t.Helper()
 	r := &modelRig{rig: newRig(t), count: map[abiNatReason]int{}, armed: armed}
+	r.zones = zones
 	r.ports = map[string]port{"in": r.in, "out": r.out}
-	if !armed {
+	if zones {
+		r.do(t, r.addZone(t))
+	} else if !armed {
 		r.do(t, r.addSecond(t))
 	}
 	change := r.load(t, loadPorts)
@@ -160,6 +170,10 @@ func newModelRig(t testing.TB, armed bool) *modelRig {
 			Transmit: true, Ethernet: true, Addresses: []netip.Prefix{prefix},
 		})
 		r.facts.Local = append(r.facts.Local, prefix.Addr())
+	}
+	r.known = r.facts
+	if zones {
+		r.facts = r.wire(r.facts)
 	}
 	return r
 }
@@ -235,7 +249,7 @@ func (r *modelRig) file() *rulefile.File {
 		f.Pools[0].Blocks = rulefile.Blocks{Size: 64, Extra: 64, AtMost: r.random.IntN(3)}
 	}
 	near, far := prefix("192.168.2.0/24"), prefix("10.2.0.0/16")
-	if b := &f.Pools[0].Blocks; !b.IsZero() && r.random.IntN(2) == 0 {
+	if b := &f.Pools[0].Blocks; !b.IsZero() && !r.zones && r.random.IntN(2) == 0 {
 		// Eight subscribers, four on each address, and up to three blocks beside theirs.
 		b.Deterministic, near, far = rulefile.Deterministic(1+r.random.IntN(2)), prefix("192.168.2.0/30"), prefix("10.2.0.0/30")
 		computed := 4
@@ -274,6 +288,9 @@ func (r *modelRig) file() *rulefile.File {
 		{Action: rulefile.DNAT{Address: addr("203.0.113.30"), Targets: []rulefile.Target{{Address: addr("192.168.3.1")}}}},
 		{Action: rulefile.Exclude{Source: prefix("192.168.0.0/16"), Destination: prefix("198.51.100.22/32")}},
 		{Action: rulefile.Exclude{Source: rulefile.Everywhere, Destination: prefix("198.51.100.8/32"), Protocol: rulefile.TCP, Ports: point(53)}},
+	}
+	if r.zones {
+		rules = r.bound(f, rules)
 	}
 	for _, rule := range rules {
 		if r.random.IntN(6) > 0 {
@@ -330,8 +347,8 @@ func (r *modelRig) sequence(t *testing.T, seed uint64, packets int) (n int) {
 	t.Helper()
 	r.seed(seed)
 	f := r.file()
-	r.forget(t, f)
-	r.model = newModel(f, r.facts, r.route)
+	r.forget(t, r.wireFile(f))
+	r.model = newModel(f, r.known, r.route)
 	r.seen, r.sent = nil, nil
 	r.passed = now()
 	var history []string
@@ -345,6 +362,10 @@ func (r *modelRig) sequence(t *testing.T, seed uint64, packets int) (n int) {
 			history = append(history, fmt.Sprintf("%v pass", pause))
 		}
 		p := r.packet()
+		for !r.meant(p) {
+			p = r.packet()
+		}
+		r.confirm(t)
 		saw, err := r.send(t, p)
 		history = append(history, fmt.Sprintf("%v: %v", p, saw))
 		if err == nil {
@@ -475,6 +496,9 @@ func (r *modelRig) fresh() modelPacket {
 	hosts := []string{"192.168.1.2", "192.168.2.1", "192.168.2.2", "192.168.2.3", "192.168.3.1", "192.168.3.2", "192.168.4.1", "192.168.5.1", "192.168.5.2", "192.168.5.3", "192.168.6.1", "192.168.6.2", "10.2.0.2", "10.2.4.2", "10.2.4.3", "192.168.1.1"}
 	world := []string{"198.51.100.8", "198.51.100.9", "198.51.100.22"}
 	outside := []string{"203.0.113.1", "203.0.113.1", "203.0.113.16", "203.0.113.17", "203.0.113.20", "203.0.113.24", "203.0.113.25", "203.0.113.30", "203.0.113.40", "198.18.4.1", "192.168.6.1", "192.168.6.2", "192.168.1.1", "203.0.113.254"}
+	if r.zones {
+		hosts = append(hosts, "10.2.1.2", "10.2.2.1", "10.2.2.2", "10.2.3.1", "10.2.5.1", "10.2.5.2", "10.2.2.1", "10.2.2.2")
+	}
 	src := pick(r.random, hosts...)
 	dst := pick(r.random, slices.Concat(world, world, world, world, outside, hosts)...)
 	if r.random.IntN(4) == 0 {
@@ -531,7 +555,7 @@ func (p modelPacket) ip(ends modelEnds) pktbuild.IPv4 {
 func (r *modelRig) send(t *testing.T, p modelPacket) (modelOutcome, error) {
 	t.Helper()
 	way := r.ports[p.link]
-	frame := way.arriving(p.ip(p.modelEnds)).Bytes()
+	frame := way.arriving(p.ip(r.wireEnds(p.modelEnds))).Bytes()
 	side := abiNatSideNAT_OUTSIDE
 	switch {
 	case r.armed && p.link == "out":
@@ -569,8 +593,13 @@ func (r *modelRig) send(t *testing.T, p modelPacket) (modelOutcome, error) {
 		return out, fmt.Errorf("translated, but the verdict is %d and the length %d of %d", verdict, len(got), len(frame))
 	}
 	out.ends = r.ends(p, got)
+	if r.zones {
+		if out.ends, err = r.whose(p, out.ends, got); err != nil {
+			return out, err
+		}
+	}
 	leaves := r.ports[r.route(out.ends.dst.Addr())]
-	want := leaves.leaving(p.ip(out.ends))
+	want := leaves.leaving(p.ip(r.wireEnds(out.ends)))
 	want.IP.TTL--
 	frame2 := want.Bytes()
 	if h.name == "tc" && bytes.Equal(got[:12], frame[:12]) {

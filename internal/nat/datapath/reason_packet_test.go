@@ -198,9 +198,9 @@ func TestReasons(t *testing.T) {
 			}
 		}},
 		{abiNatReasonNAT_DROP_FRAGMENTS_FULL, func(t *testing.T) {
-			deleteAll[[12]byte, [16]byte](t, g.maps["fragments"])
-			fillUp[[12]byte, [16]byte](t, g.maps["fragments"])
-			defer deleteAll[[12]byte, [16]byte](t, g.maps["fragments"])
+			deleteAll[[16]byte, [20]byte](t, g.maps["fragments"])
+			fillUp[[16]byte, [20]byte](t, g.maps["fragments"])
+			defer deleteAll[[16]byte, [20]byte](t, g.maps["fragments"])
 			for range 2 { // the first packet only asks for the neighbour
 				g.enters(t, inside, fragment(904, 0))
 			}

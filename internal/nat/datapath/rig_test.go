@@ -41,6 +41,7 @@ type rig struct {
 	programs map[string]*ebpf.Program
 	in, out  port
 	flags    uint32 // of test runs of tc: checksumComplete or 0
+	zones    bool   // inside links are zones
 }
 
 // port is an interface of the gateway, and the neighbour behind it.
@@ -368,6 +369,9 @@ func (h hook) counts(reason abiNatReason) abiNatReason {
 func (r *rig) run(t testing.TB, h hook, side abiNatSide, p port, frame []byte, gso uint32) (uint32, []byte, error) {
 	t.Helper()
 	name := h.name + map[abiNatSide]string{abiNatSideNAT_INSIDE: "_inside", abiNatSideNAT_OUTSIDE: "_outside", abiNatSideNAT_BOTH: "_both"}[side]
+	if r.zones && side == abiNatSideNAT_INSIDE {
+		name = h.name + "_zone"
+	}
 	opts := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256)}
 	if h.name == "xdp" {
 		opts.Context = &xdpContext{DataEnd: uint32(len(frame)), Ifindex: uint32(p.ifindex)}

@@ -26,7 +26,7 @@ func (e *Engine) Sessions(fn func(*rulefile.Session) bool) (err error) {
 	}
 	now := clock()
 	return e.eachSession(func(one *sessionCopy) bool {
-		s := session(&one.owner, one.rule)
+		s := e.session(&one.owner, one.rule)
 		s.Age = snapshot.Seconds(sinceTick(now, one.created))
 		s.Packets = one.packets
 		s.Bytes = [2]uint64{one.owner.Bytes, one.peer.Bytes}
@@ -143,13 +143,14 @@ func flowPackets(flow *abiNatFlow, carried uint16) uint64 {
 }
 
 // session is what the owner's flow and its rule say.
-func session(flow *abiNatFlow, rule uint32) rulefile.Session {
+func (e *Engine) session(flow *abiNatFlow, rule uint32) rulefile.Session {
 	key := &flow.Key
 	s := rulefile.Session{
 		Protocol: rulefile.Protocol(key.Protocol), From: "inside", Rule: rulefile.RuleID(rule),
 		Source: snapshot.EndpointOf(endpoint(key.Src, key.Sport)), Destination: snapshot.EndpointOf(endpoint(key.Dst, key.Dport)),
 		SourceAfter: snapshot.EndpointOf(endpoint(flow.Src, flow.Sport)), DestinationAfter: snapshot.EndpointOf(endpoint(flow.Dst, flow.Dport)),
-		State: rulefile.Timeout(flow.State & uint32(abiNatFlowStateNAT_FLOW_TIMEOUT)).String(),
+		State:           rulefile.Timeout(flow.State & uint32(abiNatFlowStateNAT_FLOW_TIMEOUT)).String(),
+		SourceInterface: e.ZoneName(key.Zone), DestinationInterface: e.ZoneName(zoneTo(flow)),
 	}
 	if key.Side == uint8(abiNatSideNAT_OUTSIDE) {
 		s.From = "outside"
@@ -186,6 +187,8 @@ func otherKey(key *abiNatFlowKey, flow *abiNatFlow) abiNatFlowKey {
 	other := abiNatFlowKey{Src: flow.Dst, Dst: flow.Src, Sport: flow.Dport, Dport: flow.Sport, Protocol: key.Protocol}
 	if flow.State&uint32(abiNatFlowStateNAT_FLOW_PEER_OUTSIDE) != 0 {
 		other.Side = uint8(abiNatSideNAT_OUTSIDE)
+	} else {
+		other.Zone = zoneTo(flow)
 	}
 	return other
 }

@@ -18,7 +18,8 @@ type Size struct {
 	FilterEntries int // endpoints and addresses they have sent to, for address-dependent filtering
 	// SubscriberPrefix is the length of the prefix whose hosts are one subscriber; 0 is 32.
 	SubscriberPrefix int
-	HoldDown         int // ports that rest without a mapping, beside as many as there are mappings; what finds no room does not rest
+	Zones            bool // inside interfaces are zones
+	HoldDown         int  // ports that rest without a mapping, beside as many as there are mappings; what finds no room does not rest
 }
 
 // What the kernel adds to an element of a preallocated hash map (struct htab_elem

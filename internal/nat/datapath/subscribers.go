@@ -20,6 +20,7 @@ import (
 type Subscriber struct {
 	Addr     netip.Addr // the first of its prefix (Size.SubscriberPrefix)
 	Pool     uint8      // ExternalAddress.Pool
+	Zone     uint8      // Engine.ZoneName; 0 where interfaces do not tell subscribers apart
 	Class    int        // rulefile.Subscribers.Classes, from 1; 0 default; -1 it has opened nothing by the rules in use
 	External netip.Addr // not valid: its pool has one address, or none is chosen yet
 	Sessions int
@@ -72,7 +73,7 @@ func (e *Engine) Subscribers(fn func(*Subscriber) bool) error {
 		}
 		const count = uint64(abiNatUseNAT_USE_COUNT)
 		out := Subscriber{
-			Addr: netip.AddrFrom4(s.Addr.Octet), Pool: s.Pool, Class: -1,
+			Addr: netip.AddrFrom4(s.Addr.Octet), Pool: s.Pool, Zone: s.Zone, Class: -1,
 			Sessions: int(s.Use & count), Ports: int(s.Use >> uint(abiNatUseNAT_USE_PORT_SHIFT) & count),
 			Since: boot.Add(time.Duration(s.SinceNs)), Refused: s.Refused,
 		}
@@ -117,7 +118,7 @@ func (e *Engine) HoldDown(of []Subscriber) ([]int, error) {
 	at := map[abiNatSourceKey]int{}
 	addresses := map[netip.Addr]bool{}
 	for i, s := range of {
-		at[abiNatSourceKey{Addr: octets(s.Addr), Pool: uint32(s.Pool)}] = i
+		at[abiNatSourceKey{Addr: octets(s.Addr), Pool: s.Pool, Zone: s.Zone}] = i
 		if s.External.IsValid() {
 			addresses[s.External] = true
 		}
@@ -136,7 +137,7 @@ func (e *Engine) HoldDown(of []Subscriber) ([]int, error) {
 			return nil, fmt.Errorf("index of %s: %w", addr, err)
 		}
 		err := e.eachHeldDown(index, func(slot *abiNatSlot) {
-			key := abiNatSourceKey{Addr: slot.Addr, Pool: uint32(slot.Pool)}
+			key := abiNatSourceKey{Addr: slot.Addr, Pool: slot.Pool, Zone: slot.Zone}
 			word := binary.NativeEndian.Uint32(key.Addr.Octet[:])
 			binary.NativeEndian.PutUint32(key.Addr.Octet[:], word&^control.SubscriberHosts)
 			if i, ours := at[key]; ours {
@@ -177,14 +178,14 @@ func (e *Engine) eachHeldDown(index uint32, fn func(*abiNatSlot)) error {
 
 // heldDown reports whether no session has the port of a slot any more.
 func heldDown(slot *abiNatSlot) bool {
-	if slot.Held&uint32(abiNatSlotHeldNAT_HELD_COUNTED) == 0 {
+	if slot.Held&uint8(abiNatSlotHeldNAT_HELD_COUNTED) == 0 {
 		return false
 	}
 	switch slot.Used {
 	case uint8(abiNatSlotUseNAT_SLOT_MAPPING):
 		return slot.Refs&uint32(abiNatRefsNAT_REFS_GONE|abiNatRefsNAT_REFS_COUNT) == 0
 	case uint8(abiNatSlotUseNAT_SLOT_SESSION):
-		return slot.Held&uint32(abiNatSlotHeldNAT_HELD_DOWN) != 0
+		return slot.Held&uint8(abiNatSlotHeldNAT_HELD_DOWN) != 0
 	}
 	return false
 }

@@ -35,6 +35,7 @@ type Link struct {
 	MTU       int
 	Inside    bool           // hosts behind it are to be translated
 	Outside   bool           // it leads to the world; both: the sources of rules tell who is inside
+	Zone      bool           // Inside, and its hosts may have addresses that others have behind other interfaces
 	Transmit  bool           // XDP may send here
 	Ethernet  bool           // frames have MACs; else packets come without: tunnels, PPP
 	Awaited   bool           // it, or its address, is not there: nothing is masqueraded behind it for now

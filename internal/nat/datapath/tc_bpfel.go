@@ -78,6 +78,8 @@ const (
 	tcProgTcInsideRaw   = "tc_inside_raw"
 	tcProgTcOutside     = "tc_outside"
 	tcProgTcOutsideRaw  = "tc_outside_raw"
+	tcProgTcZone        = "tc_zone"
+	tcProgTcZoneRaw     = "tc_zone_raw"
 	tcVarClockJiffyNs   = "clock_jiffy_ns"
 	tcVarClockOffsetNs  = "clock_offset_ns"
 )
@@ -130,6 +132,8 @@ type tcProgramSpecs struct {
 	TcInsideRaw  *ebpf.ProgramSpec `ebpf:"tc_inside_raw"`
 	TcOutside    *ebpf.ProgramSpec `ebpf:"tc_outside"`
 	TcOutsideRaw *ebpf.ProgramSpec `ebpf:"tc_outside_raw"`
+	TcZone       *ebpf.ProgramSpec `ebpf:"tc_zone"`
+	TcZoneRaw    *ebpf.ProgramSpec `ebpf:"tc_zone_raw"`
 }
 
 // tcMapSpecs contains maps before they are loaded into the kernel.
@@ -359,6 +363,8 @@ type tcPrograms struct {
 	TcInsideRaw  *ebpf.Program `ebpf:"tc_inside_raw"`
 	TcOutside    *ebpf.Program `ebpf:"tc_outside"`
 	TcOutsideRaw *ebpf.Program `ebpf:"tc_outside_raw"`
+	TcZone       *ebpf.Program `ebpf:"tc_zone"`
+	TcZoneRaw    *ebpf.Program `ebpf:"tc_zone_raw"`
 }
 
 func (p *tcPrograms) Close() error {
@@ -369,6 +375,8 @@ func (p *tcPrograms) Close() error {
 		p.TcInsideRaw,
 		p.TcOutside,
 		p.TcOutsideRaw,
+		p.TcZone,
+		p.TcZoneRaw,
 	)
 }
 

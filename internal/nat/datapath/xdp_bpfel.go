@@ -75,6 +75,7 @@ const (
 	xdpProgXdpBoth       = "xdp_both"
 	xdpProgXdpInside     = "xdp_inside"
 	xdpProgXdpOutside    = "xdp_outside"
+	xdpProgXdpZone       = "xdp_zone"
 	xdpVarClockJiffyNs   = "clock_jiffy_ns"
 	xdpVarClockOffsetNs  = "clock_offset_ns"
 )
@@ -124,6 +125,7 @@ type xdpProgramSpecs struct {
 	XdpBoth    *ebpf.ProgramSpec `ebpf:"xdp_both"`
 	XdpInside  *ebpf.ProgramSpec `ebpf:"xdp_inside"`
 	XdpOutside *ebpf.ProgramSpec `ebpf:"xdp_outside"`
+	XdpZone    *ebpf.ProgramSpec `ebpf:"xdp_zone"`
 }
 
 // xdpMapSpecs contains maps before they are loaded into the kernel.
@@ -350,6 +352,7 @@ type xdpPrograms struct {
 	XdpBoth    *ebpf.Program `ebpf:"xdp_both"`
 	XdpInside  *ebpf.Program `ebpf:"xdp_inside"`
 	XdpOutside *ebpf.Program `ebpf:"xdp_outside"`
+	XdpZone    *ebpf.Program `ebpf:"xdp_zone"`
 }
 
 func (p *xdpPrograms) Close() error {
@@ -357,6 +360,7 @@ func (p *xdpPrograms) Close() error {
 		p.XdpBoth,
 		p.XdpInside,
 		p.XdpOutside,
+		p.XdpZone,
 	)
 }
 

@@ -157,7 +157,7 @@ func (e *explanation) explain() {
 		return
 	}
 	to, toText := e.target(destination)
-	way := e.s.Egress(e.p.Source, to)
+	way := e.wayTo(destination, to)
 	if way == "" || !e.f.IsInside(way) && !e.f.IsOutside(way) {
 		e.noWay(way, to, destination != nil && !destination.isIdentity())
 		return
@@ -244,6 +244,17 @@ func (e *explanation) noWay(way string, to netip.Addr, translated bool) {
 	} else {
 		e.say(StageResult, "goes on untranslated")
 	}
+}
+
+// wayTo is the interface that the packet leaves by. With subscribers by interface a rule says what
+// its hosts are behind, of which the routes may know several.
+func (e *explanation) wayTo(destination *Rule, to netip.Addr) string {
+	if destination != nil && e.f.Subscribers.ByInterface {
+		if way := e.f.InsideOf(destination); way != "" {
+			return way
+		}
+	}
+	return e.s.Egress(e.p.Source, to)
 }
 
 // addressedBy is the egress interface whose source rules a packet meets that an internal host sent
@@ -338,7 +349,7 @@ func (e *explanation) destines(r *Rule) verdict {
 	switch a := r.Action.(type) {
 	case Map:
 		v := verdict{about: a.Outside.Contains(e.p.Destination), what: fmt.Sprintf("its prefix has %d bits", a.Outside.Bits())}
-		bound := r.In != "" || r.Out != ""
+		bound := e.f.mapFrom(r) != "" || r.Out != ""
 		v.rank = [4]int{byPrefix, truthRank(bound), 0, a.Outside.Bits()}
 		if bound {
 			v.what += ", bound to interfaces"
@@ -382,7 +393,7 @@ func (e *explanation) mapBinding(r *Rule) string {
 	if e.f.IsOutside(e.p.In) && (!e.f.IsInside(e.p.In) || r.Out == "" || r.Out == e.p.In) {
 		return r.Out
 	}
-	return r.In
+	return e.f.mapFrom(r)
 }
 
 // hides asks for a rule that translates the source of what leaves by way: one bound to

@@ -244,3 +244,35 @@ packet: these addresses are not of hosts on a network: not translated`},
 		}
 	}
 }
+
+// With subscribers by interface a rule says behind which one its hosts are, whatever the routes say,
+// and hosts behind another one reach them by the external address.
+func TestExplainByInterface(t *testing.T) {
+	f := must(Parse("f", []byte(`inside: [eth1, eth2]
+outside: [eth0]
+subscribers: {by: [interface, address]}
+rules:
+  - {masquerade: any}
+  - {dnat: "tcp 100.100.100.100:80", to: "192.168.0.9:80", out: eth2}
+  - {map: 192.168.0.7 <-> 100.100.100.7, in: eth2}
+`)))
+	for text, want := range map[string]string{
+		"tcp 9.9.9.9:1000 -> 100.100.100.100:80 in eth0":   "192.168.0.9 is reached by eth2",
+		"tcp 9.9.9.9:1000 -> 100.100.100.7:80 in eth0":     "192.168.0.7 is reached by eth2",
+		"tcp 192.168.0.9:1000 -> 100.100.100.7:80 in eth1": "192.168.0.7 is reached by eth2",
+	} {
+		p, err := ParsePacket(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var routes []string
+		for _, step := range Explain(f, p, network{}) {
+			if step.Stage == StageRoute {
+				routes = append(routes, step.Why)
+			}
+		}
+		if len(routes) == 0 || routes[0] != want {
+			t.Errorf("%s: %q, want %q", text, routes, want)
+		}
+	}
+}

@@ -489,7 +489,7 @@ var ruleKeys = map[string][]string{
 var misplaced = map[[2]string]string{
 	{"masquerade", "to"}:  "it translates to the address of the interface that packets leave by; for another write snat",
 	{"masquerade", "arp"}: "the gateway's own address is answered for by the gateway",
-	{"dnat", "out"}:       "the egress interface follows from the translated destination",
+	{"dnat", "out"}:       "the egress interface follows from the translated destination, but with subscribers by interface",
 	{"dnat", "ports"}:     "ports stand behind the address, as in tcp 100.100.100.100:8080",
 	{"dnat", "mapping"}:   "the rule itself is the mapping",
 	{"dnat", "filtering"}: "the rule lets everybody in",
@@ -540,7 +540,7 @@ func (r *reader) rule(n *yaml.Node) {
 		case i == kinds:
 		case ruleKeys[e.name] != nil:
 			r.fail(e.key, "a rule is of one kind, and this one is %s: begin another with a dash", first.name)
-		case slices.Contains(ruleKeys[first.name], e.name):
+		case slices.Contains(ruleKeys[first.name], e.name), first.name == "dnat" && e.name == "out" && r.file.Subscribers.ByInterface:
 			r.ruleKey(e, &rule, &rest)
 		case misplaced[[2]string{first.name, e.name}] != "":
 			r.fail(e.key, "a rule %s has no key %s: %s", first.name, e.name, misplaced[[2]string{first.name, e.name}])

@@ -17,9 +17,12 @@ import (
 // is a file without subscribers: each internal host is one, and Limits.SessionsPerSource is all
 // that it is kept to.
 type Subscribers struct {
-	Prefix  int   // length: hosts of one such prefix are one subscriber; 32 is each host, 0 there are none
-	Default Share // of those in no class
-	Classes []SubscriberClass
+	Prefix int // length: hosts of one such prefix are one subscriber; 32 is each host, 0 there are none
+	// ByInterface: hosts behind two inside interfaces are two subscribers, whatever their
+	// addresses are.
+	ByInterface bool
+	Default     Share // of those in no class
+	Classes     []SubscriberClass
 }
 
 // Share is what a subscriber may have in a pool; 0 is no limit.
@@ -110,7 +113,7 @@ func (r *reader) subscribers(n *yaml.Node) {
 	for _, e := range r.entries(n, "subscribers") {
 		switch e.name {
 		case "by":
-			s.Prefix = r.subscriberPrefix(e.value)
+			r.subscriberBy(e)
 		case "classes":
 			r.classes(e.value)
 		default:
@@ -120,14 +123,34 @@ func (r *reader) subscribers(n *yaml.Node) {
 	slices.SortFunc(s.Classes, func(a, b SubscriberClass) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// subscriberPrefix reads what a subscriber is, as the length of a prefix.
-func (r *reader) subscriberPrefix(n *yaml.Node) int {
-	text := r.word(n, "by")
-	if text == "address" || text == "" {
-		return 32
+// subscriberBy reads what a subscriber is: an address or a prefix, or an interface with one of these.
+func (r *reader) subscriberBy(e entry) {
+	s := &r.file.Subscribers
+	r.file.positions["subscribers.by"] = position(e.key)
+	elements, prefixes := r.elements(e.value, e.name), 0
+	for _, n := range elements {
+		text := r.word(n, e.name)
+		switch {
+		case strings.Contains(text, "vlan"):
+			r.fail(n, "by: %s is not possible: a VLAN is known by its interface; write [interface, address] or [interface, /24], and VLAN interfaces such as eth1.10 under inside", text)
+			return
+		case text == "interface" && !s.ByInterface:
+			s.ByInterface = true
+			continue
+		case prefixes > 0:
+			r.fail(n, "by is one of address, /24, [interface, address] and [interface, /24], and %q is one too many", text)
+			return
+		}
+		s.Prefix, prefixes = r.subscriberPrefix(n, text), prefixes+1
 	}
-	if strings.Contains(text, "vlan") {
-		r.fail(n, "by: %s is not possible: engines know packets by their addresses, so hosts with the same address in two VLANs are one; write address, or the length of a prefix such as /24", text)
+	if s.ByInterface && prefixes == 0 {
+		r.fail(e.value, "by: interface does not say what behind an interface is a subscriber: write [interface, address], or [interface, /24] for the length of a prefix")
+	}
+}
+
+// subscriberPrefix reads what shares one address and one set of limits, as the length of a prefix.
+func (r *reader) subscriberPrefix(n *yaml.Node, text string) int {
+	if text == "address" || text == "" {
 		return 32
 	}
 	length, err := strconv.Atoi(strings.TrimPrefix(text, "/"))
@@ -274,6 +297,61 @@ func (r *reader) shares() {
 	}
 }
 
+// zones: where an address is not enough to name a host, rules name its interface.
+func (r *reader) zones() {
+	f := r.file
+	if !f.Subscribers.ByInterface {
+		return
+	}
+	for _, name := range f.OneArmed() {
+		r.add(f.at("inside."+name), "interface %q is inside and outside: with subscribers by interface, each is on one side", name)
+	}
+	for i := range f.Rules {
+		rule := &f.Rules[i]
+		key := ""
+		switch rule.Action.(type) {
+		case DNAT:
+			key = "out"
+		case Map:
+			key = "in"
+		}
+		if key != "" && !f.IsInside(f.InsideOf(rule)) {
+			r.add(rule.Position, "rule %q must name the inside interface of its hosts by %s: with subscribers by interface, hosts behind others may have the same address", rule.Kind()+" "+rule.Match(), key)
+		}
+	}
+	for i := range f.Pools {
+		if p := &f.Pools[i]; p.Blocks.Deterministic != DeterministicNone {
+			r.add(p.Position, "pool %s: deterministic blocks follow from the addresses of subscribers, and with subscribers by interface several may have the same: take blocks that the log records", p.Name)
+		}
+	}
+}
+
+// mapFrom is the interface by which internal hosts must send to the external addresses of a map, ""
+// any: where subscribers are told apart by their interface, a map's is that of its own hosts.
+func (f *File) mapFrom(r *Rule) string {
+	if f.Subscribers.ByInterface {
+		return ""
+	}
+	return r.In
+}
+
+// InsideOf is the inside interface of the hosts that a rule dnat or map sends packets to, as far as
+// the file says it; "" for other rules.
+func (f *File) InsideOf(r *Rule) (name string) {
+	switch r.Action.(type) {
+	case DNAT:
+		name = r.Out
+	case Map:
+		name = r.In
+	default:
+		return ""
+	}
+	if name == "" && len(f.Inside) == 1 {
+		name = f.Inside[0]
+	}
+	return name
+}
+
 // poolBlocks: a pool with blocks has ports, and room for a block.
 func (r *reader) poolBlocks() {
 	for i := range r.file.Pools {
@@ -335,6 +413,9 @@ func (s *Subscribers) write(b *strings.Builder) {
 	by := "address"
 	if s.Prefix < 32 {
 		by = "/" + strconv.Itoa(s.Prefix)
+	}
+	if s.ByInterface {
+		by = "[interface, " + by + "]"
 	}
 	fmt.Fprintf(b, "subscribers:\n  by: %s\n", by)
 	if s.Default == (Share{}) && len(s.Classes) == 0 {

@@ -55,7 +55,9 @@ func TestSubscribers(t *testing.T) {
 
 func TestSubscriberProblems(t *testing.T) {
 	for _, c := range []struct{ old, new, want string }{
-		{"by: /29", "by: vlan+address", "f:7:7: by: vlan+address is not possible: engines know packets by their addresses, so hosts with the same address in two VLANs are one; write address, or the length of a prefix such as /24"},
+		{"by: /29", "by: vlan+address", "f:7:7: by: vlan+address is not possible: a VLAN is known by its interface; write [interface, address] or [interface, /24], and VLAN interfaces such as eth1.10 under inside"},
+		{"by: /29", "by: interface", "f:7:7: by: interface does not say what behind an interface is a subscriber: write [interface, address], or [interface, /24] for the length of a prefix"},
+		{"by: /29", "by: [/29, /30]", `f:7:13: by is one of address, /24, [interface, address] and [interface, /24], and "/30" is one too many`},
 		{"by: /29", "by: 29", `f:7:7: by is address, or the length of a prefix from /8 to /32, and not "29"`},
 		{"by: /29", "by: /33", `f:7:7: by is address, or the length of a prefix from /8 to /32, and not "/33"`},
 		{"10.2.0.0/24", "10.2.0.0/30", "f:10:34: 10.2.0.0/30 is a part of a subscriber, which is a /29"},
@@ -80,6 +82,51 @@ func TestSubscriberProblems(t *testing.T) {
 		}
 		if !slices.Contains(got, c.want) || len(got) != 1 {
 			t.Errorf("%s for %s:\ngot %q\nwant %q", c.new, c.old, got, c.want)
+		}
+	}
+}
+
+const zonedRules = `inside: [eth1.10, eth1.20]
+outside: [eth0]
+subscribers: {by: [interface, /29]}
+pools:
+  cgn: {addresses: 203.0.113.0/30, blocks: {size: 512}}
+rules:
+  - {snat: any, to: cgn}
+  - {dnat: "tcp 203.0.113.9:80", to: "10.0.0.2:8080", out: eth1.10}
+  - {map: 10.0.0.9 <-> 203.0.113.10, in: eth1.20}
+`
+
+// Subscribers by interface: rules that send packets to hosts say behind which one these are.
+func TestSubscribersByInterface(t *testing.T) {
+	f := must(Parse("f", []byte(zonedRules)))
+	if !f.Subscribers.ByInterface || f.Subscribers.Prefix != 29 || f.InsideOf(&f.Rules[1]) != "eth1.10" || f.InsideOf(&f.Rules[2]) != "eth1.20" || f.InsideOf(&f.Rules[0]) != "" {
+		t.Errorf("%+v", f.Subscribers)
+	}
+	again := must(Parse("f", []byte(f.Text())))
+	if text := again.Text(); text != f.Text() || !strings.Contains(text, "by: [interface, /29]") {
+		t.Errorf("written again:\n%s\n%s", f.Text(), text)
+	}
+	const one = "inside: [eth1.10]"
+	if f := must(Parse("f", []byte(strings.NewReplacer("inside: [eth1.10, eth1.20]", one, ", out: eth1.10", "", ", in: eth1.20", "").Replace(zonedRules)))); f.InsideOf(&f.Rules[1]) != "eth1.10" {
+		t.Errorf("with one inside interface a forward is to %q", f.InsideOf(&f.Rules[1]))
+	}
+	for _, c := range []struct{ old, new, want string }{
+		{", out: eth1.10", "", `f:8:6: rule "dnat tcp 203.0.113.9:80" must name the inside interface of its hosts by out: with subscribers by interface, hosts behind others may have the same address`},
+		{", out: eth1.10", ", out: eth0", `f:8:6: rule "dnat tcp 203.0.113.9:80" must name the inside interface of its hosts by out: with subscribers by interface, hosts behind others may have the same address`},
+		{", in: eth1.20", "", `f:9:6: rule "map 10.0.0.9 <-> 203.0.113.10" must name the inside interface of its hosts by in: with subscribers by interface, hosts behind others may have the same address`},
+		{"outside: [eth0]", "outside: [eth0, eth1.20]", `f:1:19: interface "eth1.20" is inside and outside: with subscribers by interface, each is on one side`},
+		{"size: 512", "size: 512, deterministic: true", "f:5:3: pool cgn: deterministic blocks follow from the addresses of subscribers, and with subscribers by interface several may have the same: take blocks that the log records"},
+		{"by: [interface, /29]", "by: /29", "f:8:55: a rule dnat has no key out: the egress interface follows from the translated destination, but with subscribers by interface"},
+	} {
+		_, err := Parse("f", []byte(strings.Replace(zonedRules, c.old, c.new, 1)))
+		problems, _ := err.(Problems)
+		var got []string
+		for _, p := range problems {
+			got = append(got, p.String())
+		}
+		if !slices.Contains(got, c.want) {
+			t.Errorf("%s:\ngot %q\nwant %q", c.new, got, c.want)
 		}
 	}
 }

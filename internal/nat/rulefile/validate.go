@@ -15,7 +15,7 @@ import (
 
 // Bounds of a rule file, those of the engine's tables (enum nat_limit of bpf/nat/abi.h).
 const (
-	MaxLinks     = 256
+	MaxLinks     = 255
 	MaxPools     = 255   // pools, addresses of snat rules, and interfaces masqueraded behind
 	MaxAddresses = 65536 // outside
 )
@@ -42,6 +42,7 @@ func (r *reader) validate() {
 	r.poolBlocks()
 	r.drained()
 	r.shares()
+	r.zones()
 	r.logFits()
 	r.explicit()
 	r.excludedTwice()
@@ -333,10 +334,10 @@ type ingress struct{ side, in string }
 func (r *reader) ingresses(rule *Rule) (ways []ingress) {
 	_, both := rule.Action.(Map)
 	switch {
-	case rule.In == "" && rule.Out == "":
+	case both && r.file.mapFrom(rule) == "" && rule.Out == "", !both && rule.In == "":
 		return []ingress{{}}
 	case both:
-		ways = []ingress{{"inside", rule.In}, {"outside", rule.Out}}
+		ways = []ingress{{"inside", r.file.mapFrom(rule)}, {"outside", rule.Out}}
 	case r.file.IsInside(rule.In):
 		ways = []ingress{{"inside", rule.In}}
 	default:

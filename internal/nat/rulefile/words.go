@@ -24,6 +24,10 @@ type Session struct {
 	Destination      snapshot.Endpoint `json:"destination,omitzero"`
 	SourceAfter      snapshot.Endpoint `json:"source_translated,omitzero"`
 	DestinationAfter snapshot.Endpoint `json:"destination_translated,omitzero"`
+	// Where subscribers are told apart by their interface: that of Source and that of
+	// DestinationAfter, if they are inside.
+	SourceInterface      string `json:"source_interface,omitempty"`
+	DestinationInterface string `json:"destination_interface,omitempty"`
 
 	Rule    RuleID           `json:"rule_id,omitzero"` // none of a refusal; as `natkit rules` lists it
 	Age     snapshot.Seconds `json:"age_s"`
@@ -38,10 +42,12 @@ const StateDead = "dead"
 
 // Mapping is an internal endpoint with its external endpoint.
 type Mapping struct {
-	Class    string            `json:"class"` // tcp, udp, icmp; other: the whole address
-	Inside   snapshot.Endpoint `json:"internal,omitzero"`
-	Outside  snapshot.Endpoint `json:"external,omitzero"`
-	Sessions int               `json:"sessions"`
+	Class  string            `json:"class"` // tcp, udp, icmp; other: the whole address
+	Inside snapshot.Endpoint `json:"internal,omitzero"`
+	// Interface is that of Inside, where subscribers are told apart by it.
+	Interface string            `json:"interface,omitempty"`
+	Outside   snapshot.Endpoint `json:"external,omitzero"`
+	Sessions  int               `json:"sessions"`
 	// Filtering is whom it lets in.
 	Filtering string `json:"filtering"`
 	// HoldDown: no session uses it, and its port is kept for the same endpoint until the

@@ -222,15 +222,23 @@ func NATRulesText(w io.Writer, rules []control.RuleUse) error {
 
 // AppendNATSession appends a session as a line, without its end.
 func AppendNATSession(line []byte, s *rulefile.Session) []byte {
-	line = fmt.Appendf(line, "%-5s %-15s %s -> %s", s.Protocol, s.State, s.Source, s.Destination)
+	line = fmt.Appendf(line, "%-5s %-15s %s%s -> %s", s.Protocol, s.State, s.Source, onInterface(s.SourceInterface), s.Destination)
 	if s.SourceAfter != s.Source {
 		line = fmt.Appendf(line, ", source %s", s.SourceAfter)
 	}
 	if s.DestinationAfter != s.Destination {
-		line = fmt.Appendf(line, ", destination %s", s.DestinationAfter)
+		line = fmt.Appendf(line, ", destination %s%s", s.DestinationAfter, onInterface(s.DestinationInterface))
 	}
 	return fmt.Appendf(line, ", packets %d/%d, bytes %d/%d, ends in %s, rule %s",
 		s.Packets[0], s.Packets[1], s.Bytes[0], s.Bytes[1], endsIn(time.Duration(s.Expires)), s.Rule)
+}
+
+// onInterface is what an internal host is behind, where that tells subscribers apart.
+func onInterface(name string) string {
+	if name == "" {
+		return ""
+	}
+	return " on " + name
 }
 
 // endsIn is what is left to a session in whole seconds: none has 0 that is open.
@@ -244,7 +252,7 @@ func NATMappingText(w io.Writer, m *rulefile.Mapping) error {
 	if m.HoldDown {
 		rest = ", resting"
 	}
-	_, err := fmt.Fprintf(w, "%-5s %s <-> %s, %s, filtering %s%s\n", m.Class, natEnd(m.Inside.AddrPort), natEnd(m.Outside.AddrPort), plural.Count(m.Sessions, "session"), m.Filtering, rest+explicitText(m.Explicit))
+	_, err := fmt.Fprintf(w, "%-5s %s%s <-> %s, %s, filtering %s%s\n", m.Class, natEnd(m.Inside.AddrPort), onInterface(m.Interface), natEnd(m.Outside.AddrPort), plural.Count(m.Sessions, "session"), m.Filtering, rest+explicitText(m.Explicit))
 	return err
 }
 

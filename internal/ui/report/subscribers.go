@@ -33,6 +33,7 @@ func SubscribersText(w io.Writer, s *control.Subscribers) error {
 		if r.Of.Bits() < 32 {
 			of = r.Of.String()
 		}
+		of += onInterface(r.Interface)
 		external, share := "-", "-"
 		if r.External.IsValid() {
 			external = r.External.String()
