@@ -29,6 +29,7 @@ type Log struct {
 	lock   *os.File
 	pin    os.FileInfo // of what was opened
 	path   string
+	inode  uint64 // of the namespace
 }
 
 // OpenLog opens the log of the engine that is up. Where the rules do not say what is recorded, it is
@@ -41,7 +42,7 @@ func OpenLog(ns *netns.Handle, record rulefile.LogRecord, destinations bool) (_ 
 	if err != nil {
 		return nil, err
 	}
-	l := &Log{}
+	l := &Log{inode: ns.Inode()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.Close())
@@ -95,6 +96,17 @@ func (l *Log) hold(path string) error {
 		}
 		f.Close() // who held it has removed it since
 	}
+}
+
+// Interface is what a zone's hosts are behind (datapath.Engine.ZoneName). One that was added since
+// is looked for in the record.
+func (l *Log) Interface(zone uint8) string {
+	if zone != 0 && !l.engine.NamesZone(zone) {
+		if rec, err := readRecord(l.inode); err == nil {
+			l.engine.NameZones(rec.linkNames())
+		}
+	}
+	return l.engine.ZoneName(zone)
 }
 
 // Up reports whether the engine that was opened is the one that is up.

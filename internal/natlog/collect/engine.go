@@ -31,6 +31,7 @@ type engineLog interface {
 	Alive(func(datapath.LogKey, uint64)) error
 	Use(func(datapath.SubscriberUse)) error
 	Addresses(func(datapath.AddressUse)) error
+	Interface(zone uint8) string
 	Up() bool
 	CloseAsked() error
 }
@@ -484,7 +485,7 @@ var kinds = map[datapath.LogKind]natlog.Kind{
 }
 
 func (s *engineSource) translation(k datapath.LogKey) natlog.Translation {
-	tr := natlog.Translation{Kind: kinds[k.Kind], Source: natlog.Engine, Protocol: k.Protocol, LastPort: k.LastPort}
+	tr := natlog.Translation{Kind: kinds[k.Kind], Source: natlog.Engine, Protocol: k.Protocol, Zone: uint16(k.Zone), LastPort: k.LastPort}
 	set := func(to *netip.AddrPort, addr [4]byte, port uint16) {
 		if addr != [4]byte{} {
 			*to = netip.AddrPortFrom(netip.AddrFrom4(addr), port)
@@ -493,18 +494,23 @@ func (s *engineSource) translation(k datapath.LogKey) natlog.Translation {
 	set(&tr.Internal, k.Internal, k.InternalPort)
 	set(&tr.External, k.External, k.ExternalPort)
 	set(&tr.Destination, k.Destination, k.DestinationPort)
-	if tr.Kind != natlog.Mapping && tr.Kind != natlog.Session && tr.Internal.IsValid() {
-		tr.Subscriber = s.subscriber(tr.Internal.Addr())
+	if (tr.Kind != natlog.Mapping && tr.Kind != natlog.Session || k.Zone != 0) && tr.Internal.IsValid() {
+		tr.Subscriber = s.subscriber(tr.Internal.Addr(), k.Zone)
 	}
 	return tr
 }
 
-// subscriber is what a block belongs to: a host, or all of a prefix.
-func (s *engineSource) subscriber(a netip.Addr) string {
+// subscriber is what a block belongs to: a host, or all of a prefix; with its interface where that
+// tells subscribers apart.
+func (s *engineSource) subscriber(a netip.Addr, zone uint8) string {
+	text := a.String()
 	if s.file != nil && s.file.Subscribers.Prefix > 0 && s.file.Subscribers.Prefix < 32 {
-		return netip.PrefixFrom(a, s.file.Subscribers.Prefix).String()
+		text = netip.PrefixFrom(a, s.file.Subscribers.Prefix).Masked().String()
 	}
-	return a.String()
+	if zone != 0 {
+		text += " on " + s.log.Interface(zone)
+	}
+	return text
 }
 
 // keyOf is the inverse of translation.
@@ -520,7 +526,7 @@ func keyOf(tr *natlog.Translation) (k datapath.LogKey) {
 		}
 		return a.Addr().As4(), a.Port()
 	}
-	k.Protocol, k.LastPort = tr.Protocol, tr.LastPort
+	k.Protocol, k.LastPort, k.Zone = tr.Protocol, tr.LastPort, uint8(tr.Zone)
 	k.Internal, k.InternalPort = get(tr.Internal)
 	k.External, k.ExternalPort = get(tr.External)
 	k.Destination, k.DestinationPort = get(tr.Destination)

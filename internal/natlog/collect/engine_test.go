@@ -4,6 +4,7 @@ package collect
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -48,6 +49,7 @@ func (f *fakeLog) Next() uint32                              { return f.next }
 func (f *fakeLog) Lost() datapath.LogLoss                    { return f.loss }
 func (f *fakeLog) Recorded(l datapath.LogLoss)               { f.loss.First = 0 }
 func (f *fakeLog) Up() bool                                  { return !f.down }
+func (f *fakeLog) Interface(zone uint8) string               { return fmt.Sprintf("in%d", zone) }
 func (f *fakeLog) CloseAsked() error                         { f.read = 0; return nil }
 func (f *fakeLog) Release()                                  { f.ring, f.read = f.ring[f.read:], 0; f.releases++ }
 func (f *fakeLog) Addresses(func(datapath.AddressUse)) error { return nil }
@@ -549,6 +551,37 @@ func TestBeginByClockOfThen(t *testing.T) {
 		want := natlog.Micros((int64(began) + r.off - int64(time.Hour)) / 1000)
 		if len(got.Lives) != 1 || got.Lives[0].Since-want > 1 || want-got.Lives[0].Since > 1 {
 			t.Errorf("log kept %v: %+v, want since %v", kept, got, want)
+		}
+	}
+}
+
+// What is of a zone is recorded with its interface, as what is alive and in its end; the same address
+// of two interfaces are two subscribers.
+func TestEngineZones(t *testing.T) {
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
+	one, other := key(5000), key(5001)
+	one.Zone, other.Zone, other.InternalPort = 4, 8, 5000
+	r.during(func() {
+		r.log.happens(datapath.LogCreated, one)
+		r.log.happens(datapath.LogCreated, other)
+	})
+	time.Sleep(2 * time.Millisecond)
+	at := time.Now()
+	time.Sleep(2 * time.Millisecond)
+	r.during(func() { r.log.happens(datapath.LogEnded, one) })
+	for port, want := range map[uint16]string{5000: "10.0.0.9 on in4", 5001: "10.0.0.9 on in8"} {
+		a := r.who(port, at)
+		if len(a.Lives) != 1 || a.Lives[0].Subscriber != want || a.Lives[0].Zone != uint16(map[uint16]uint8{5000: 4, 5001: 8}[port]) {
+			t.Errorf("port %d: %+v, want %s", port, a.Lives, want)
+		}
+		if ended := len(a.Lives) == 1 && a.Lives[0].Until != 0; ended != (port == 5000) {
+			t.Errorf("port %d: ended %v", port, ended)
+		}
+	}
+	s := &engineSource{log: r.log}
+	for _, k := range []datapath.LogKey{one, other} {
+		if tr := s.translation(k); keyOf(&tr) != k {
+			t.Errorf("%+v becomes %+v", k, keyOf(&tr))
 		}
 	}
 }

@@ -22,7 +22,7 @@ type limits struct {
 type limited struct {
 	what       string
 	subscriber netip.Addr
-	pool       uint8
+	pool, zone uint8
 	name       string
 }
 
@@ -63,12 +63,12 @@ func (l *limits) look(c *collector) {
 		}
 	}
 	err := c.engine.log.Use(func(u datapath.SubscriberUse) {
-		tr := natlog.Translation{Internal: netip.AddrPortFrom(u.Subscriber, 0), Subscriber: c.engine.subscriber(u.Subscriber)}
+		tr := natlog.Translation{Internal: netip.AddrPortFrom(u.Subscriber, 0), Zone: uint16(u.Zone), Subscriber: c.engine.subscriber(u.Subscriber, u.Zone)}
 		if u.External.IsValid() {
 			tr.External = netip.AddrPortFrom(u.External, 0)
 		}
-		near(natlog.Quota, tr, limited{what: "ports", subscriber: u.Subscriber, pool: u.Pool}, u.Ports, u.MostPorts)
-		near(natlog.Quota, tr, limited{what: "port blocks", subscriber: u.Subscriber, pool: u.Pool}, u.Blocks, u.MostBlocks)
+		near(natlog.Quota, tr, limited{what: "ports", subscriber: u.Subscriber, pool: u.Pool, zone: u.Zone}, u.Ports, u.MostPorts)
+		near(natlog.Quota, tr, limited{what: "port blocks", subscriber: u.Subscriber, pool: u.Pool, zone: u.Zone}, u.Blocks, u.MostBlocks)
 	})
 	pools := map[string]*datapath.AddressUse{}
 	if err == nil {

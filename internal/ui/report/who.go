@@ -185,13 +185,13 @@ func (l *WhoLife) text(b *bytes.Buffer) {
 	case l.LastPort != 0: // a block is the subscriber's, of no port of a host
 		who, what = "subscriber "+l.Subscriber, fmt.Sprintf("port block %d to %d", l.External.Port(), l.LastPort)
 	case l.Subscriber != "":
-		who = "subscriber " + l.Subscriber + " " + who
+		who = "subscriber " + l.Subscriber + ": " + who
 	}
 	fmt.Fprintf(b, "  %s (%s", who, what)
 	if !l.Destination.IsZero() {
 		fmt.Fprintf(b, ", with %v", l.Destination)
 	}
-	if l.Zone != 0 {
+	if l.Zone != 0 && l.Subscriber == "" {
 		fmt.Fprintf(b, ", zone %d", l.Zone)
 	}
 	b.WriteString(")\n    from ")
