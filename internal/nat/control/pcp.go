@@ -214,7 +214,7 @@ func (c *portControl) answer(ifindex int, from netip.AddrPort, data []byte) (ans
 	}
 	c.in = ifindex
 	// Where a port is the gateway's own socket's is a matter of the thread's namespace.
-	if err := c.ns.Do(func() error { answer = c.server.Answer(time.Now(), from.Addr(), data); return nil }); err != nil {
+	if err := c.ns.Do(func() error { answer = c.server.Answer(time.Now(), ifindex, from.Addr(), data); return nil }); err != nil {
 		return nil
 	}
 	return answer
@@ -338,9 +338,13 @@ func (c *portControl) End(m *pcp.Mapping) pcp.Result {
 
 // Of gives the mappings of a host.
 func (c *portControl) Of(host netip.Addr) (out []pcp.Mapping) {
+	zone, err := c.engine.Zone(c.in)
+	if err != nil {
+		return nil
+	}
 	// What could not be read is not ended, and expires.
 	_ = c.engine.Leases(func(l *datapath.Lease) bool {
-		if l.Inside.Addr() == host {
+		if l.Inside.Addr() == host && l.Zone == zone {
 			m := pcp.Mapping{Inside: l.Inside, Remote: l.Remote, Protocol: l.Protocol, Nonce: l.Nonce, Open: l.Open, Outside: l.Outside, Lifetime: l.Left}
 			for _, f := range l.Filters {
 				m.Filters = append(m.Filters, pcp.Filter(f))

@@ -5,6 +5,7 @@ package control
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
 )
 
@@ -249,5 +251,43 @@ func TestZonesNFT(t *testing.T) {
 	_, err := Up(t.Context(), z.parse(zoneRules), zoneRules, o)
 	if err == nil || !strings.Contains(err.Error(), "use engine ebpf") {
 		t.Errorf("up: %v", err)
+	}
+}
+
+// Hosts of both networks ask for the same port, by the same address and nonce: each has a mapping of
+// its own, and who ends all of its mappings ends those of no other.
+func TestZonesPCP(t *testing.T) {
+	z := newZoned(t)
+	b := &pcpTestbed{z.serve(zoneRules+"pcp: {on: [in, in2]}\n", ServeOptions{}), 1}
+	b.hears("up", "")
+	external := map[string]uint16{}
+	for link, ns := range z.clients {
+		a := b.ask(ns, "10.0.0.1:5351", b.request(1, 17, 5000, 600, nil))
+		if len(a) < 60 || a[3] != 0 {
+			t.Fatalf("%s: answer % x", link, a)
+		}
+		external[link] = uint16(a[42])<<8 | uint16(a[43])
+	}
+	e, err := Open(z.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	leases := func() map[string]uint16 {
+		found := map[string]uint16{}
+		if err := e.Leases(func(l *datapath.Lease) bool { found[e.ZoneName(l.Zone)] = l.Outside.Port(); return true }); err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	if got := leases(); len(external) != 2 || !maps.Equal(got, external) {
+		t.Errorf("mappings by interface are %v, and were given as %v", got, external)
+	}
+	if a := b.ask(z.clients["in2"], "10.0.0.1:5351", b.request(1, 0, 0, 0, nil)); len(a) < 24 || a[3] != 0 {
+		t.Errorf("the end of all: % x", a)
+	}
+	delete(external, "in2")
+	if got := leases(); !maps.Equal(got, external) {
+		t.Errorf("left are %v, want %v", got, external)
 	}
 }

@@ -22,17 +22,23 @@ var DefaultRate = Rate{PerSecond: 16, Burst: 64, AllPerSecond: 2000, AllBurst: 2
 // one bucket then, so that a flood from invented addresses costs nobody's memory.
 const clientsMax = 8192
 
+// asker is a client: hosts behind two interfaces may have the same address.
+type asker struct {
+	in   int // interface
+	addr netip.Addr
+}
+
 // limiter is a token bucket for each client and one for all. A bucket is the time at which it is
 // full again.
 type limiter struct {
 	rate   Rate
-	full   map[netip.Addr]time.Time
+	full   map[asker]time.Time
 	others time.Time
 	all    time.Time
 	forgot time.Time
 }
 
-func newLimiter(r Rate) limiter { return limiter{rate: r, full: map[netip.Addr]time.Time{}} }
+func newLimiter(r Rate) limiter { return limiter{rate: r, full: map[asker]time.Time{}} }
 
 // take takes a token of a bucket, or nothing.
 func take(full, now time.Time, perSecond, burst int) (time.Time, bool) {
@@ -51,8 +57,8 @@ func take(full, now time.Time, perSecond, burst int) (time.Time, bool) {
 
 // allow reports whether a request of the client is answered. What one may not send more does not
 // use up what others may.
-func (l *limiter) allow(now time.Time, client netip.Addr) bool {
-	full, known := l.full[client]
+func (l *limiter) allow(now time.Time, who asker) bool {
+	full, known := l.full[who]
 	if !known && len(l.full) >= clientsMax {
 		l.forget(now)
 	}
@@ -68,7 +74,7 @@ func (l *limiter) allow(now time.Time, client netip.Addr) bool {
 		return false
 	}
 	if room {
-		l.full[client] = full
+		l.full[who] = full
 	} else {
 		l.others = full
 	}
@@ -81,9 +87,9 @@ func (l *limiter) forget(now time.Time) {
 		return
 	}
 	l.forgot = now
-	for client, full := range l.full {
+	for who, full := range l.full {
 		if !full.After(now) {
-			delete(l.full, client)
+			delete(l.full, who)
 		}
 	}
 }

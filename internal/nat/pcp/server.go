@@ -62,31 +62,31 @@ func New(engine Engine, config Config) *Server {
 	return &Server{engine: engine, config: config, limiter: newLimiter(config.Rate), Count: func(string, string, string) {}}
 }
 
-// Answer gives the answer to a datagram from that client, nil if it gets none. now is on a clock
-// that never goes back.
-func (s *Server) Answer(now time.Time, client netip.Addr, data []byte) []byte {
-	client = client.Unmap()
-	if len(data) < 2 || data[1]&response != 0 || !client.Is4() {
+// Answer gives the answer to a datagram from that address, which came in by the interface of that
+// index; nil if it gets none. now is on a clock that never goes back.
+func (s *Server) Answer(now time.Time, in int, from netip.Addr, data []byte) []byte {
+	from = from.Unmap()
+	if len(data) < 2 || data[1]&response != 0 || !from.Is4() {
 		s.Count("unknown", "unknown", "ignored")
 		return nil
 	}
-	if !s.limiter.allow(now, client) {
+	if !s.limiter.allow(now, asker{in, from}) {
 		s.Count(protocolName(data[0]), opcodeName(data), "rate-limited")
 		return nil
 	}
 	if data[0] == 0 {
-		return s.pmp(client, data)
+		return s.pmp(from, data)
 	}
 	if data[0] != version {
 		s.Count("pcp", "unknown", UnsuppVersion.String())
 		return refusal(data[:min(len(data), headerBytes)], UnsuppVersion, s.engine.Epoch(), false)
 	}
-	q, r := parse(data, client)
+	q, r := parse(data, from)
 	if r != Success {
 		s.Count("pcp", opcodeName(data), r.String())
 		return refusal(data, r, s.engine.Epoch(), false)
 	}
-	outside, lifetime, r := s.do(client, q)
+	outside, lifetime, r := s.do(from, q)
 	s.Count("pcp", q.opcode.String(), r.String())
 	if r != Success {
 		return refusal(data, r, s.engine.Epoch(), true)

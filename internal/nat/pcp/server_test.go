@@ -81,7 +81,7 @@ func ask(s *Server, opcode, protocol byte, port uint16, lifetime uint32, change 
 	if change != nil {
 		q = change(q)
 	}
-	return s.Answer(time.Unix(0, 0), client, q)
+	return s.Answer(time.Unix(0, 0), 0, client, q)
 }
 
 func option(code byte, value ...byte) []byte {
@@ -170,11 +170,11 @@ func TestResults(t *testing.T) {
 func TestSilence(t *testing.T) {
 	_, s := newFake()
 	for name, data := range map[string][]byte{"nothing": {}, "an octet": {2}, "an answer": {2, 0x81, 0, 0}, "an answer of NAT-PMP": {0, 128, 0, 0}, "half a request of NAT-PMP": {0, 1, 0}} {
-		if a := s.Answer(time.Unix(0, 0), client, data); a != nil {
+		if a := s.Answer(time.Unix(0, 0), 0, client, data); a != nil {
 			t.Errorf("%s gets % x", name, a)
 		}
 	}
-	if a := s.Answer(time.Unix(0, 0), netip.MustParseAddr("2001:db8::1"), []byte{0, 0}); a != nil {
+	if a := s.Answer(time.Unix(0, 0), 0, netip.MustParseAddr("2001:db8::1"), []byte{0, 0}); a != nil {
 		t.Errorf("a client by IPv6 gets % x", a)
 	}
 }
@@ -246,7 +246,7 @@ func TestEnd(t *testing.T) {
 // NAT-PMP: RFC 6886 section 3.
 func TestNATPMP(t *testing.T) {
 	e, s := newFake()
-	answer := func(q ...byte) []byte { return s.Answer(time.Unix(0, 0), client, q) }
+	answer := func(q ...byte) []byte { return s.Answer(time.Unix(0, 0), 0, client, q) }
 	for _, row := range []struct {
 		name string
 		q    []byte
@@ -275,7 +275,7 @@ func TestRate(t *testing.T) {
 	now := time.Unix(1000, 0)
 	many := func(client netip.Addr, n int) (allowed int) {
 		for range n {
-			if l.allow(now, client) {
+			if l.allow(now, asker{1, client}) {
 				allowed++
 			}
 		}
@@ -288,8 +288,11 @@ func TestRate(t *testing.T) {
 	if n := many(other, 100); n != 5 {
 		t.Errorf("another client: %d at once, want 5", n)
 	}
-	if n := many(netip.MustParseAddr("10.0.0.4"), 100); n != 2 {
-		t.Errorf("all: %d were left, want 2", n)
+	if !l.allow(now, asker{2, client}) {
+		t.Error("the same address behind another interface has used up what this one may")
+	}
+	if n := many(netip.MustParseAddr("10.0.0.4"), 100); n != 1 {
+		t.Errorf("all: %d were left, want 1", n)
 	}
 	now = now.Add(time.Second)
 	if n := many(client, 100); n != 5 {
@@ -299,7 +302,7 @@ func TestRate(t *testing.T) {
 	for range 3 * clientsMax {
 		a = a.Next()
 		now = now.Add(10 * time.Millisecond)
-		l.allow(now, a)
+		l.allow(now, asker{1, a})
 	}
 	if len(l.full) > clientsMax {
 		t.Errorf("%d clients are known", len(l.full))
@@ -323,7 +326,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		e, s := newFake()
 		sent := bytes.Clone(data)
-		a := s.Answer(time.Unix(0, 0), client, data)
+		a := s.Answer(time.Unix(0, 0), 0, client, data)
 		if !bytes.Equal(sent, data) {
 			t.Fatal("the request was written to")
 		}
