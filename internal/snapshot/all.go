@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"natkit/internal/words/schema"
 )
@@ -89,18 +90,14 @@ func LoadEach(r io.Reader, each func(*Snapshot) error) (left LeftOut, all bool, 
 		}
 		return LeftOut{}, false, each(s)
 	}
-	limited := &io.LimitedReader{R: in}
-	dec := json.NewDecoder(limited)
+	dec := json.NewDecoder(&io.LimitedReader{R: in, N: maxBytes})
 	n := 0
 	failed := func(err error) (LeftOut, bool, error) {
-		if limited.N <= 0 {
-			err = fmt.Errorf("longer than %d MB", maxBytes>>20)
-		} else if errors.Is(err, io.EOF) {
+		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
 		return LeftOut{}, true, fmt.Errorf("load snapshots, after %d: %w", n, err)
 	}
-	limited.N = maxBytes
 	for i, want := range []json.Token{json.Delim('{'), schema.Key, nil, allKey, json.Delim('[')} {
 		token, err := dec.Token()
 		if err != nil {
@@ -114,17 +111,17 @@ func LoadEach(r io.Reader, each func(*Snapshot) error) (left LeftOut, all bool, 
 			return failed(fmt.Errorf("its part %d is %v, want %v", i+1, token, want))
 		}
 	}
-	for ; ; n++ {
-		limited.N = maxBytes // for each of them
-		if !dec.More() {
+	list := elements{in: bufio.NewReaderSize(io.MultiReader(dec.Buffered(), in), 64<<10)}
+	for more := true; more; n++ {
+		var raw []byte
+		if raw, more, err = list.next(); err != nil {
+			return failed(err)
+		}
+		if n == 0 && !more && len(bytes.TrimSpace(raw)) == 0 {
 			break
 		}
 		if n == maxAll {
 			return failed(fmt.Errorf("more than %d namespaces", maxAll))
-		}
-		var raw json.RawMessage
-		if err := dec.Decode(&raw); err != nil {
-			return failed(err)
 		}
 		s, err := parse(raw)
 		if err != nil {
@@ -132,6 +129,13 @@ func LoadEach(r io.Reader, each func(*Snapshot) error) (left LeftOut, all bool, 
 		}
 		if err := each(s); err != nil {
 			return LeftOut{}, true, err
+		}
+	}
+	// What is behind the list, as if it had been empty.
+	dec = json.NewDecoder(io.MultiReader(strings.NewReader(`{"":[`), &io.LimitedReader{R: list.in, N: maxBytes}))
+	for range 3 {
+		if _, err := dec.Token(); err != nil {
+			return failed(err)
 		}
 	}
 	if _, err := dec.Token(); err != nil { // ]
@@ -158,6 +162,50 @@ func LoadEach(r io.Reader, each func(*Snapshot) error) (left LeftOut, all bool, 
 	}
 	left.Idle = max(0, left.Idle)
 	return left, true, nil
+}
+
+// elements reads those of a JSON array, one after the other. It looks for their ends alone, which is several times as fast as a
+// json.Decoder: whether they are JSON shows when they are read.
+type elements struct {
+	in  *bufio.Reader
+	buf []byte
+}
+
+// next is the next element, which stands until the next call; more says that another one follows.
+func (e *elements) next() (element []byte, more bool, err error) {
+	e.buf = e.buf[:0]
+	depth, quoted, escaped := 0, false, false
+	for {
+		if _, err := e.in.Peek(1); err != nil {
+			return nil, false, err
+		}
+		chunk, _ := e.in.Peek(e.in.Buffered())
+		for i, c := range chunk {
+			switch {
+			case escaped:
+				escaped = false
+			case quoted:
+				escaped, quoted = c == '\\', c != '"'
+			case c == '"':
+				quoted = true
+			case c == '{' || c == '[':
+				depth++
+			case depth == 0 && (c == ',' || c == ']'):
+				e.buf = append(e.buf, chunk[:i]...)
+				if c == ',' {
+					i++
+				}
+				_, err := e.in.Discard(i)
+				return e.buf, c == ',', err
+			case c == '}' || c == ']':
+				depth--
+			}
+		}
+		if e.buf = append(e.buf, chunk...); len(e.buf) > maxBytes {
+			return nil, false, fmt.Errorf("longer than %d MB", maxBytes>>20)
+		}
+		_, _ = e.in.Discard(len(chunk)) // it is buffered
+	}
 }
 
 // ofAll says whether a file that begins so is one of all namespaces.

@@ -70,6 +70,12 @@ func TestLoadEachRefuses(t *testing.T) {
 		{"a list of others", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"}, 5]}`, "namespace 2"},
 		{"later", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/9"}]}`, "use a newer natkit"},
 		{"too long", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1", "later": "` + strings.Repeat("x", maxBytes+8192) + `"}]}`, "longer than 64 MB"},
+		{"no comma", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"} {"schema": "natkit/snapshot/1"}]}`, "namespace 1"},
+		{"a comma before", `{"schema": "natkit/snapshots/1", "namespaces": [,{"schema": "natkit/snapshot/1"}]}`, "namespace 1"},
+		{"a comma behind", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"},]}`, "namespace 2"},
+		{"a brace too many", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"}}]}`, "load snapshots, after 0"},
+		{"a bracket for a brace", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"]]}`, "namespace 1"},
+		{"a brace for a bracket", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"}}, "left_out": {}}`, "load snapshots, after 0"},
 		{"left out of another type", `{"schema": "natkit/snapshots/1", "namespaces": [], "left_out": 7}`, "load snapshots, after 0"},
 	} {
 		if all, _, _, err := eachOf(t, c.in); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -78,6 +84,23 @@ func TestLoadEachRefuses(t *testing.T) {
 	}
 	if all, left, _, err := eachOf(t, ` {"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"}], "later": {"a": 1}, "left_out": {"skipped": ["\u001b[2J"]}}`); err != nil || len(all) != 1 || left.Skipped[0] != "?[2J" {
 		t.Errorf("of a later version: %d read, %+v, %v", len(all), left, err)
+	}
+}
+
+// What looks like the end of a namespace in a text is none, wherever a reader's buffers end.
+func TestLoadEachText(t *testing.T) {
+	for pad := range 70 {
+		one := full()
+		one.Host.Hostname = strings.Repeat("x", 1000*pad) + `"}],{[\`
+		one.KernelLog.Lines = []string{`\"`, `\\`, "]}", `"`}
+		var b bytes.Buffer
+		w := NewWriter(&b)
+		if err := errors.Join(w.Add(one), w.Add(one), w.End(LeftOut{Idle: 2})); err != nil {
+			t.Fatal(err)
+		}
+		if got, left, _, err := eachOf(t, b.String()); err != nil || len(got) != 2 || !reflect.DeepEqual(got[0], one) || !reflect.DeepEqual(got[1], one) || left.Idle != 2 {
+			t.Fatalf("%d KB: %d read, %+v, %v", pad, len(got), left, err)
+		}
 	}
 }
 

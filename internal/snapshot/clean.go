@@ -53,6 +53,15 @@ func cleanValue(v reflect.Value) {
 }
 
 func printable(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c >= utf8.RuneSelf || c < ' ' || c == 0x7f {
+			return printableRunes(s)
+		}
+	}
+	return true // as nearly all are
+}
+
+func printableRunes(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, unsafeRune) < 0
 }
 
