@@ -23,7 +23,7 @@ import (
 // capabilities of the DaemonSet, a read-only root, and Docker's own seccomp profile.
 func TestImage(t *testing.T) {
 	if testing.Short() {
-		return // the image has no race detector
+		ktest.Unsupported(t, "takes long (-short)")
 	}
 	ktest.Tool(t, "dockerd")
 	ktest.Tool(t, "docker")

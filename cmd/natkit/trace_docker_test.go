@@ -25,7 +25,7 @@ import (
 // A real Docker: a trace names the rule that publishes a port, and finds the container by its name.
 func TestTraceDocker(t *testing.T) {
 	if testing.Short() {
-		return
+		ktest.Unsupported(t, "takes long (-short)")
 	}
 	for _, tool := range []string{"dockerd", "docker", "busybox", "iptables"} {
 		ktest.Tool(t, tool)

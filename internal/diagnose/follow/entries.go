@@ -18,6 +18,7 @@ import (
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/plural"
 )
 
 // entries are those that are watched.
@@ -157,10 +158,7 @@ func (e *entry) end(left uint32, before, now tableState) trace.EntryEnd {
 	switch n := now.evicted - before.evicted; {
 	case n > 0:
 		out.How = trace.EntryEvicted
-		out.Why = fmt.Sprintf("the table is full: to make room the kernel evicted %d entries that are not assured (early_drop)", n)
-		if n == 1 {
-			out.Why = "the table is full: to make room the kernel evicted an entry that is not assured (early_drop)"
-		}
+		out.Why = fmt.Sprintf("the table is full: to make room the kernel evicted %s not assured (early_drop)", plural.Count(n, "entry"))
 	case now.crowded:
 		out.Why = "the table is more than 95 % full, where the kernel removes entries early; or somebody deleted it"
 	default:

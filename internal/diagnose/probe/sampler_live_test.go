@@ -98,7 +98,7 @@ func TestLiveNumberIsGivenAgain(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Skip("the kernel gave the number to somebody else")
+			ktest.Unsupported(t, "the kernel gave the number to somebody else")
 		}
 	}
 	before := p.seen[number]
@@ -140,9 +140,9 @@ func TestLiveNameComesLater(t *testing.T) {
 	}
 	group := root + "/docker-" + strings.Repeat("0123456789abcdef", 4) + ".scope"
 	if err := os.Mkdir(group, 0o755); err != nil {
-		t.Skipf("no group of processes can be made: %v", err)
+		ktest.Unsupported(t, "no group of processes can be made: %v", err)
 	}
-	cmd := exec.Command(ktest.Tool(t, "sleep"), "60")
+	cmd := exec.Command("sleep", "60")
 	in(t, h, cmd.Start)
 	t.Cleanup(func() {
 		cmd.Process.Kill()

@@ -93,7 +93,7 @@ rules:
 func TestClientsMany(t *testing.T) {
 	ktest.Root(t)
 	if testing.Short() {
-		t.Skip("takes long")
+		ktest.Unsupported(t, "takes long (-short)")
 	}
 	ktest.RunDir(t)
 	for _, engine := range []Engine{EngineEBPF, EngineNFT, EngineAccel} {
