@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Boot a Debian with systemd in qemu, install natkit's package there, and reboot it twice:
-# the gateway must be back before the network carries traffic, settings of natkit tune and
+# the gateway and the log of translations must be back before the network carries traffic, settings of natkit tune and
 # acceleration must be back, too. Needs root, mmdebstrap and qemu; takes minutes without KVM.
 #
 #   scripts/test-boot.sh
@@ -45,7 +45,7 @@ cat >"$work/root/story" <<'END'
 #!/bin/bash
 # What happens in the guest, boot by boot.
 set -eE
-fail() { echo "FAILED: $*"; systemctl --no-pager status natkit natkit-accel natkit-monitor || true; journalctl -b --no-pager | tail -n 40; exit 1; }
+fail() { echo "FAILED: $*"; systemctl --no-pager status natkit natkit-accel natkit-monitor natkit-log || true; journalctl -b --no-pager | tail -n 40; exit 1; }
 trap 'fail "line $LINENO"' ERR
 boot=$(cat /boots 2>/dev/null || echo 1)
 echo $((boot + 1)) >/boots
@@ -80,6 +80,17 @@ monitor() {
     [ "$(systemctl show -p NRestarts --value natkit-monitor)" = 1 ] || fail "restarts: $(systemctl show -p NRestarts --value natkit-monitor)"
     natkit history --since 1h | head -n 3
 }
+# The service that records: it knows who has the address and port of the client's session.
+recorded() {
+    systemctl is-active natkit-log
+    systemd-analyze verify --man=no /lib/systemd/system/natkit-log.service
+    [ "$(began natkit-log)" -lt "$(began network-pre.target)" ] || fail "natkit-log started after network-pre.target"
+    [ "$(systemctl show -p NRestarts --value natkit-log)" = 0 ] || fail "natkit-log was started again"
+    local external
+    external=$(natkit sessions | grep -o '10\.0\.2\.15:[0-9]*' | head -n 1)
+    for _ in $(seq 30); do natkit who "$external" icmp --at 1s | grep -q 192.168.7.2 && return; sleep 1; done
+    fail "$(natkit who "$external" icmp --at 1s 2>&1)"
+}
 get() { (exec 3<>/dev/tcp/127.0.0.1/9641 && printf 'GET /%s HTTP/1.0\r\n\r\n' "$1" >&3 && cat <&3) 2>/dev/null | tr -d '\0' || true; }
 began() { systemctl show -p ActiveEnterTimestampMonotonic --value "$1"; }
 
@@ -88,10 +99,10 @@ case $boot in
     dpkg -i /natkit.deb >/dev/null
     systemctl enable systemd-networkd
     printf 'inside: [lan]\noutside: [eth0]\nrules:\n  - masquerade: 192.168.7.0/24\n' >/etc/natkit/nat.yaml
-    systemctl enable natkit natkit-monitor
+    systemctl enable natkit natkit-monitor natkit-log
     # An emulated processor takes its time to load the programs.
-    mkdir -p /etc/systemd/system/{natkit,natkit-monitor}.service.d
-    printf '[Service]\nTimeoutStartSec=10min\n' | tee /etc/systemd/system/{natkit,natkit-monitor}.service.d/slow.conf >/dev/null
+    mkdir -p /etc/systemd/system/{natkit,natkit-monitor,natkit-log}.service.d
+    printf '[Service]\nTimeoutStartSec=10min\n' | tee /etc/systemd/system/{natkit,natkit-monitor,natkit-log}.service.d/slow.conf >/dev/null
     echo WatchdogSec=1min >>/etc/systemd/system/natkit-monitor.service.d/slow.conf
     # A table whose hash is far too small: natkit tune corrects it, also for the next boots.
     modprobe nf_conntrack
@@ -106,6 +117,7 @@ case $boot in
     [ "$(began natkit)" -lt "$(began network-pre.target)" ] || fail "natkit started after network-pre.target"
     client
     natkit status
+    recorded
     monitor
     natkit sessions | grep -q 192.168.7.2 || fail "no session of the client"
     set -- $(sed -n 's/^net.netfilter.nf_conntrack_buckets *= *//p' /etc/sysctl.d/90-natkit.conf)
@@ -120,7 +132,7 @@ case $boot in
     systemctl enable natkit-accel
     ;;
 3)
-    systemctl is-active natkit-accel
+    systemctl is-active natkit-accel natkit-log
     client
     natkit accel status
     echo "all boots: passed"
