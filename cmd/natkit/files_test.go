@@ -175,3 +175,22 @@ func watchFolders(t *testing.T) func() []string {
 		return out
 	}
 }
+
+// Each service reads or loads what is in the kernel by bpf(2), which no group of systemd's calls has: without it the first
+// one ends the process.
+func TestServicesMayUseBPF(t *testing.T) {
+	units, err := filepath.Glob("../../deploy/systemd/*.service")
+	if err != nil || len(units) == 0 {
+		t.Fatal(units, err)
+	}
+	for _, path := range units {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		filter := regexp.MustCompile(`(?m)^SystemCallFilter=(.*)$`).FindSubmatch(text)
+		if filter == nil || !slices.Contains(strings.Fields(string(filter[1])), "bpf") {
+			t.Errorf("%s: %q", path, filter)
+		}
+	}
+}
