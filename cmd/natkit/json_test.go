@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"natkit/internal/bench"
+	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/lab"
 	"natkit/internal/natlog/store"
@@ -314,6 +315,20 @@ func (r *jsonRuns) fromLab() {
 		r.t.Fatal(err)
 	}
 	r.line("up --engine nft -f " + rules + " --netns " + gateway.Netns)
+	var sent time.Time
+	r.until("natkit/trace-entry/", "trace --port 9 --for 1m --netns "+client.Netns, func() {
+		if time.Since(sent) < 1500*time.Millisecond {
+			return // it asks for entries twice a second
+		}
+		sent = time.Now()
+		if err := ns.Do(func() error {
+			_, err := conntrack.DeleteFunc(r.t.Context(), conntrack.Filter{}, func(f *conntrack.Flow) bool { return f.Orig.DstPort == 9 })
+			return err
+		}); err != nil {
+			r.t.Fatal(err)
+		}
+		send()
+	})
 	if err := ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0o644) }); err != nil {
 		r.t.Fatal(err)
 	}

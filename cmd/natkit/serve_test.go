@@ -26,7 +26,7 @@ func TestServeUsage(t *testing.T) {
 		{"serve -f -", "which is watched", exitUsage},
 		{"serve -f x --engine magic", "want ebpf or nft", exitUsage},
 		{"serve -f x --attach wall", "want auto, xdp or tc", exitUsage},
-		{"serve -f x --metrics nowhere", "answer Prometheus", exitError},
+		{"serve -f x --metrics nowhere", "want ADDRESS:PORT", exitUsage},
 	} {
 		code, stdout, stderr := observed(t.Context(), tt.args)
 		if code != tt.code || stdout != "" || !strings.Contains(stderr, tt.says) {
