@@ -55,9 +55,15 @@ func (w *world) start(ns *netns.Handle, at, program string, args ...string) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	w.in(ns, cmd.Start)
+	ended := make(chan error)
+	go func() {
+		defer close(ended)
+		ended <- cmd.Wait()
+	}()
 	w.t.Cleanup(func() {
 		cmd.Process.Kill()
-		cmd.Wait()
+		for range ended {
+		}
 		if w.t.Failed() {
 			w.t.Logf("%s: %s", filepath.Base(program), out.String())
 		}
@@ -73,6 +79,11 @@ func (w *world) start(ns *netns.Handle, at, program string, args ...string) {
 	addr := netip.MustParseAddrPort(at)
 	listens := fmt.Sprintf(": %08X:%04X 00000000:0000 0A ", binary.NativeEndian.Uint32(addr.Addr().AsSlice()), addr.Port())
 	ktest.Wait(w.t, patience, filepath.Base(program)+" to listen", func() (yes bool) {
+		select {
+		case err := <-ended:
+			w.t.Fatalf("%s ended before it listened: %v", filepath.Base(program), err)
+		default:
+		}
 		w.in(ns, func() error {
 			sockets, err := os.ReadFile("/proc/thread-self/net/tcp")
 			yes = bytes.Contains(sockets, []byte(listens))
