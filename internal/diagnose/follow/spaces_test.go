@@ -222,10 +222,15 @@ nft add rule ip fw in udp dport 9 accept`)
 	packets := traced(t, l, Options{Flow: flowOf(t, "udp "+l.Options().Addresses.Client.Addr().String()+" -> "+to.String())}, func() {
 		for range 4 {
 			for _, c := range clients {
-				for range 2 { // the first is behind what natkit learns from it
-					_, _ = c.Write([]byte("x"))
-					time.Sleep(50 * time.Millisecond)
+				_, _ = c.Write([]byte("x"))
+				// What natkit learns from it is there before the second: the reply's tuple begins with the server.
+				port := fmt.Sprintf("%04x0000 ", c.LocalAddr().(*net.UDPAddr).Port)
+				for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+					if strings.Contains(followed(t, l), port) {
+						break
+					}
 				}
+				_, _ = c.Write([]byte("x"))
 			}
 		}
 	}, func(packets []trace.Packet) bool {
@@ -248,17 +253,23 @@ nft add rule ip fw in udp dport 9 accept`)
 	}
 }
 
-// followedTuples is how many tuples the trace of this process has in a set of the server's.
-func followedTuples(t *testing.T, l *lab.Lab) int {
+// followed is what the trace of this process has in its set of the server's tuples.
+func followed(t *testing.T, l *lab.Lab) string {
 	t.Helper()
 	var out []byte
 	if err := l.ServerNode().Do(func() (err error) {
 		out, err = exec.Command(ktest.Tool(t, "nft"), "list", "set", "inet", fmt.Sprintf("natkit-trace-%d", os.Getpid()), "followed4").Output()
 		return err
 	}); err != nil {
-		t.Fatal(err)
+		t.Error(err)
 	}
-	_, elements, _ := strings.Cut(string(out), "elements")
+	return string(out)
+}
+
+// followedTuples is how many they are.
+func followedTuples(t *testing.T, l *lab.Lab) int {
+	t.Helper()
+	_, elements, _ := strings.Cut(followed(t, l), "elements")
 	return strings.Count(elements, ",") + strings.Count(elements, "}")/3
 }
 
