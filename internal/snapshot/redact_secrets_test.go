@@ -94,7 +94,7 @@ func TestRedactSinks(t *testing.T) {
 		Log: &Log{Sinks: []LogSink{
 			{URL: "ipfix+udp://192.0.2.9:4739", Hostname: "192.0.2.9"},
 			{URL: "syslog+tls://log.acme.example:6514?ca=/etc/acme/ca.pem&name=acme.example", Hostname: "log.acme.example", Error: "lookup log.acme.example: no such host"},
-			{URL: "kafka://k1.acme.example:9092,k2.acme.example:9092/nat?user=alice&password-file=/root/acme", Hostname: "k1.acme.example"},
+			{URL: "kafka://k1.acme.example:9092,k2.acme.example:9092/nat?user=alice&password-file=/etc/acme/secret", Hostname: "k1.acme.example"},
 			{URL: "json+tcp://log:5140", Hostname: "log"},
 			{URL: "json+tcp://[2001:db8::9]:5140", Hostname: "2001:db8::9"},
 		}},

@@ -334,7 +334,7 @@ func TestEntryDeleted(t *testing.T) {
 	}
 	send()
 	ktest.Wait(t, 10*time.Second, "the next packet makes another entry", func() bool { return replaced.Load() == 1 })
-	time.Sleep(3 * askEvery)
+	time.Sleep(3 * askEvery) // it would have been asked about, and reported
 	if len(ends) > 0 {
 		t.Errorf("one more ended: %+v", <-ends)
 	}

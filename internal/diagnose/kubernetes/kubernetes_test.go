@@ -433,7 +433,7 @@ func TestOneFails(t *testing.T) {
 	}
 }
 
-// A conflict with somebody else who changes the node at the same time is no refusal: the condition is sent again at once.
+// A conflict with another writer of the node is no refusal: the patch is repeated at once.
 func TestConflict(t *testing.T) {
 	bubble(t, func(t *testing.T, api *fakeAPI, r *Reporter) {
 		conflicts := 2

@@ -12,12 +12,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/natlog"
+	"natkit/internal/testutil/ktest"
 )
 
 // rig is a store with a clock of its own and what is alive.
@@ -27,6 +29,7 @@ type rig struct {
 	now     time.Time
 	running time.Duration
 	alive   map[natlog.Translation]natlog.Micros
+	saying  sync.Mutex
 	said    []string
 	o       Options
 	s       *Store
@@ -35,7 +38,11 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t, dir: t.TempDir(), now: time.Date(2026, 11, 24, 3, 12, 7, 0, time.UTC), alive: map[natlog.Translation]natlog.Micros{}}
-	r.o = Options{Dir: r.dir, Node: "gw1", Say: func(text string) { r.said = append(r.said, text) }}
+	r.o = Options{Dir: r.dir, Node: "gw1", Say: func(text string) {
+		r.saying.Lock() // the converter says something, too
+		defer r.saying.Unlock()
+		r.said = append(r.said, text)
+	}}
 	r.o.file = func(path string) (file, error) {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
 		return unsynced{f}, err
@@ -601,17 +608,12 @@ func TestConvertAgain(t *testing.T) {
 	inTheWay := filepath.Join(r.dir, from.Format(nameTime)+"-"+r.now.Format(nameTime)+"-"+hour+parquetSuffix+".tmp")
 	r.must(os.Mkdir(inTheWay, 0o700))
 	r.must(r.s.Tick())
-	for len(r.s.jobs) > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	ktest.Wait(t, time.Minute, "the journal to stay one", func() bool { return r.says("stays a journal") })
 	r.must(os.Remove(inTheWay))
 	r.pass(time.Hour)
 	r.must(r.s.Tick())
 	r.s.jobsDone(t)
 	r.must(r.s.Close())
-	if said := strings.Join(r.said, "\n"); !strings.Contains(said, "stays a journal") {
-		t.Errorf("%q", said)
-	}
 }
 
 // A removed folder is made again, with all of the running hour.
@@ -710,9 +712,7 @@ func TestRetentionInDisorder(t *testing.T) {
 		for range n {
 			r.pass(time.Hour)
 			r.must(r.s.Tick())
-			for len(r.s.jobs) > 0 {
-				time.Sleep(time.Millisecond)
-			}
+			ktest.Wait(t, time.Minute, "the journals to be taken", func() bool { return len(r.s.jobs) == 0 })
 		}
 	}
 	hours(3)
@@ -735,6 +735,13 @@ func TestRetentionInDisorder(t *testing.T) {
 		t.Errorf("the journal that cannot be read: %v", err)
 	}
 	r.must(r.s.Close())
+}
+
+// says is whether a text with those words was said.
+func (r *rig) says(words string) bool {
+	r.saying.Lock()
+	defer r.saying.Unlock()
+	return slices.ContainsFunc(r.said, func(text string) bool { return strings.Contains(text, words) })
 }
 
 // jobsDone waits until all journals but the running one are Parquet files.
