@@ -4,6 +4,7 @@ package conntrack
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -75,21 +77,48 @@ func sortedLines(text string) []string {
 
 func sameLines(t *testing.T, what, got, want string) {
 	t.Helper()
-	g, w := sortedLines(got), sortedLines(want)
-	if slices.Equal(g, w) {
+	g, w := readLines(got), readLines(want)
+	if slices.EqualFunc(g, w, readLine.same) {
 		return
 	}
 	t.Errorf("%s differs:", what)
 	for _, l := range g {
-		if !slices.Contains(w, l) {
-			t.Errorf("  only natkit: %s", l)
+		if !slices.ContainsFunc(w, l.same) {
+			t.Errorf("  only natkit: %+v", l)
 		}
 	}
 	for _, l := range w {
-		if !slices.Contains(g, l) {
-			t.Errorf("  only there:  %s", l)
+		if !slices.ContainsFunc(g, l.same) {
+			t.Errorf("  only there:  %+v", l)
 		}
 	}
+}
+
+// readLine is a line of an entry, and how long that was to live when it was read: seconds pass until
+// it is read the second time.
+type readLine struct {
+	rest    string
+	timeout int // 0: the line has none
+}
+
+// timeoutColumn is that of "ipv4 2 tcp 6 431999 ESTABLISHED ...".
+var timeoutColumn = regexp.MustCompile(`^(\S+ +\d+ \S+ +\d+ )(\d+)( .*)$`)
+
+func readLines(text string) (lines []readLine) {
+	for _, line := range sortedLines(text) {
+		l := readLine{rest: line}
+		if m := timeoutColumn.FindStringSubmatch(line); m != nil {
+			l.rest = m[1] + m[3]
+			l.timeout, _ = strconv.Atoi(m[2])
+		}
+		lines = append(lines, l)
+	}
+	slices.SortFunc(lines, func(a, b readLine) int { return cmp.Compare(a.rest, b.rest) })
+	return lines
+}
+
+func (l readLine) same(o readLine) bool {
+	return l.rest == o.rest && max(l.timeout-o.timeout, o.timeout-l.timeout) <= 10
 }
 
 // TestListEqualsConntrackTool: natkit's lines are those of `conntrack -L -o

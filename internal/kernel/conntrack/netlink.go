@@ -114,6 +114,9 @@ type socket struct {
 // mask of multicast groups to join. Without connection tracking in the kernel
 // there is none: the first message would load it, and looking must not.
 func openSocket(ctx context.Context, groups uint32) (*socket, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	s, err := openUnwatched(groups)
 	if err != nil {
 		return nil, err
