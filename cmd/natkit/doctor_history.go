@@ -43,12 +43,6 @@ func (o *doctorOptions) recorded(e *env, out string) error {
 	return o.sinceThen(e, n, span, out)
 }
 
-// lookedAt is a namespace that was looked at: numbers of those that are gone are given to others.
-type lookedAt struct {
-	inode uint64
-	title string
-}
-
 // readHistory reads a history and says what of it is damaged.
 func readHistory(e *env, dir string, span history.Span, each func(*history.Entry) error) error {
 	damaged, err := history.Read(dir, span, each)
@@ -60,8 +54,8 @@ func readHistory(e *env, dir string, span history.Span, each func(*history.Entry
 
 // looksAt are the facts of each namespace that are nearest to a time.
 func looksAt(e *env, dir string, at time.Time) ([]*snapshot.Snapshot, error) {
-	best := map[lookedAt]history.Look{}
-	var order []lookedAt
+	best := map[history.Namespace]history.Look{}
+	var order []history.Namespace
 	var first, last time.Time
 	apart := func(t time.Time) time.Duration { return max(t.Sub(at), at.Sub(t)) }
 	err := readHistory(e, dir, history.Span{From: at.Add(-looksFor), To: at.Add(looksFor)}, func(entry *history.Entry) error {
@@ -70,7 +64,7 @@ func looksAt(e *env, dir string, at time.Time) ([]*snapshot.Snapshot, error) {
 		}
 		last = entry.At
 		for _, l := range entry.Looks {
-			key := lookedAt{l.Inode(), l.Title()}
+			key := history.Namespace{Inode: l.Inode(), Title: l.Title()}
 			before, known := best[key]
 			if !known {
 				order = append(order, key)
@@ -91,7 +85,7 @@ func looksAt(e *env, dir string, at time.Time) ([]*snapshot.Snapshot, error) {
 	for _, key := range order {
 		s, err := best[key].Snapshot()
 		if err != nil { // the others can be judged
-			fmt.Fprintf(e.stderr, "natkit: facts of %s: %v\n", key.title, err)
+			fmt.Fprintf(e.stderr, "natkit: facts of %s: %v\n", key.Title, err)
 			continue
 		}
 		// A namespace that was made again has the same name and another number.
@@ -196,7 +190,7 @@ func (o *doctorOptions) sinceThen(e *env, n *namespaces, span history.Span, out 
 		windows  int
 		findings map[string]*sighting
 	}
-	seen := map[lookedAt]*spaceSeen{}
+	seen := map[history.Namespace]*spaceSeen{}
 	var order []*spaceSeen
 	err := readHistory(e, historyFolder(o.history), span, func(entry *history.Entry) error {
 		for _, l := range entry.Looks {
@@ -211,7 +205,7 @@ func (o *doctorOptions) sinceThen(e *env, n *namespaces, span history.Span, out 
 			if n.redactor != nil {
 				n.redactor.Redact(s)
 			}
-			key := lookedAt{l.Inode(), s.Netns.Title()}
+			key := history.Namespace{Inode: l.Inode(), Title: s.Netns.Title()}
 			space := seen[key]
 			if space == nil {
 				space = &spaceSeen{findings: map[string]*sighting{}}

@@ -335,7 +335,6 @@ var token = regexp.MustCompile(`[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){13}|[0-9A-Fa-f
 // What people wrote themselves: into rules as nft and iptables list them, before a packet
 // in the kernel's log, and their own names in paths and rules.
 var (
-	//
 	// nft escapes nothing between its quotes, iptables does.
 	remark    = regexp.MustCompile(`(--comment|--log-prefix|--nflog-prefix) (?:"(?:[^"\\]|\\.)*(?:"|\\?$)|[^" ]\S*)|(comment|log prefix) "[^"]*(?:"|$)`)
 	logPrefix = regexp.MustCompile(`^(?:\[[ 0-9.]+\] )?(.*?)\bIN=\S* OUT=`)

@@ -17,6 +17,7 @@ import (
 	"natkit/internal/diagnose/trace"
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
+	"natkit/internal/kernel/observe"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
 )
@@ -67,11 +68,11 @@ func (w *entries) watch(e *snapshot.TraceEvent) {
 
 // ask asks for all of them, if it is time, and returns those that ended before theirs.
 func (w *entries) ask() (ended []trace.EntryEnd) {
-	if now := time.Now(); len(w.all) > 0 && !now.Before(w.next) {
-		w.next = now.Add(askEvery)
-	} else {
+	now := time.Now()
+	if len(w.all) == 0 || now.Before(w.next) {
 		return nil
 	}
+	w.next = now.Add(askEvery)
 	spaces := map[uint64][]entry{}
 	for _, e := range w.all {
 		spaces[e.netns] = append(spaces[e.netns], e)
@@ -127,7 +128,7 @@ func askIn(of []entry) (found []*conntrack.Flow, table tableState, err error) {
 		if found, err = conntrack.Lookup(ctx, wanted); err != nil {
 			return err
 		}
-		table.evicted, _ = conntrack.EarlyDrops() // without it the reason is not known
+		table.evicted, _ = observe.EarlyDrops() // without it the reason is not known
 		if l, err := conntrack.ReadLimits(); err == nil {
 			table.crowded = l.Count > l.Max/100*95 // nf_conntrack_max95 of Linux
 		}

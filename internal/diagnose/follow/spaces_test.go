@@ -121,11 +121,7 @@ func TestBeginsUnderTraffic(t *testing.T) {
 nft add chain ip fw forward { type filter hook forward priority 10 ; }
 nft add rule ip fw forward udp dport 9 accept`)
 	to := netip.AddrPortFrom(l.Options().Addresses.Server, 9)
-	sink, err := listen(l, to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sink.Close()
+	sink := listening(t, l, to)
 	ctx, stop := context.WithCancel(t.Context())
 	sent := make(chan struct{})
 	go func() {
@@ -202,11 +198,7 @@ func TestManyConnections(t *testing.T) {
 nft add chain ip fw in { type filter hook input priority 0 ; }
 nft add rule ip fw in udp dport 9 accept`)
 	to := netip.AddrPortFrom(l.Options().Addresses.Server, 9)
-	sink, err := listen(l, to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sink.Close()
+	listening(t, l, to)
 	var clients []net.Conn
 	for range 6 {
 		if err := l.Node("client").Do(func() error {
@@ -253,6 +245,17 @@ nft add rule ip fw in udp dport 9 accept`)
 	}
 }
 
+// listening takes datagrams at an address of the server until the end of the test.
+func listening(t *testing.T, l *lab.Lab, at netip.AddrPort) net.PacketConn {
+	t.Helper()
+	c, err := listen(l, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
 // followed is what the trace of this process has in its set of the server's tuples.
 func followed(t *testing.T, l *lab.Lab) string {
 	t.Helper()
@@ -277,11 +280,7 @@ func followedTuples(t *testing.T, l *lab.Lab) int {
 func TestEntryDeleted(t *testing.T) {
 	l := up(t, "routed", lab.RulesNft)
 	to := netip.AddrPortFrom(l.Options().Addresses.Server, 9)
-	sink, err := listen(l, to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sink.Close()
+	listening(t, l, to)
 	var kept, deleted net.Conn
 	if err := l.Node("client").Do(func() (err error) {
 		if kept, err = net.Dial("udp4", to.String()); err == nil {
@@ -345,11 +344,7 @@ func TestEntryEvicted(t *testing.T) {
 	l := up(t, "routed", lab.RulesNft)
 	server := l.Options().Addresses.Server
 	to := netip.AddrPortFrom(server, 9)
-	sink, err := listen(l, to) // it replies to nobody: the entries are not assured
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sink.Close()
+	listening(t, l, to) // it replies to nobody: the entries are not assured
 	var seen atomic.Int32
 	ends := make(chan trace.EntryEnd, 1000)
 	watching(t, Options{

@@ -114,8 +114,13 @@ func NewLook(s *snapshot.Snapshot) Look {
 // Inode is the number of the namespace that was looked at.
 func (l Look) Inode() uint64 { return l.inode }
 
-// Title is how the namespace is spoken of. Numbers of namespaces that are gone are given to others: with the title they tell
-// which one a look is of.
+// Namespace tells one namespace of a history from the others: numbers of those that are gone are given to others.
+type Namespace struct {
+	Inode uint64
+	Title string
+}
+
+// Title is how the namespace is spoken of.
 func (l Look) Title() string {
 	if l.value != nil {
 		return l.value.Netns.Title()

@@ -56,22 +56,18 @@ type Score struct {
 }
 
 // Record is the score of forecasts that entries of a history would have had.
-type Record struct{ trends map[recorded]*tableTrend }
-
-// recorded is a namespace of a history, in which a number may have been that of several.
-type recorded struct {
-	inode uint64
-	title string
+type Record struct {
+	trends map[history.Namespace]*tableTrend
 }
 
 // Add takes the next entry.
 func (r *Record) Add(e *history.Entry) {
 	if r.trends == nil {
-		r.trends = map[recorded]*tableTrend{}
+		r.trends = map[history.Namespace]*tableTrend{}
 	}
 	for _, p := range e.Samples {
 		if ct := p.Conntrack; ct != nil {
-			key := recorded{p.Netns.Inode, Title(p.Netns)}
+			key := history.Namespace{Inode: p.Netns.Inode, Title: Title(p.Netns)}
 			if r.trends[key] == nil {
 				r.trends[key] = &tableTrend{}
 			}

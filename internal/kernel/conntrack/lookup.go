@@ -6,9 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -65,32 +62,4 @@ func (s *socket) readOne() (found *Flow, err error) {
 		err = errors.Join(err, failure)
 	}
 	return found, err
-}
-
-// EarlyDrops is how many entries the calling thread's namespace has evicted from its full table, to make room for new ones,
-// since it was made.
-func EarlyDrops() (sum uint64, err error) {
-	data, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
-	if err != nil {
-		return 0, err
-	}
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	column := -1
-	for i, name := range strings.Fields(lines[0]) {
-		if name == "early_drop" {
-			column = i
-		}
-	}
-	for _, line := range lines[1:] { // of each processor, hexadecimal
-		fields := strings.Fields(line)
-		if column < 0 || column >= len(fields) {
-			return 0, fmt.Errorf("conntrack counters: no early_drop in %q", line)
-		}
-		n, err := strconv.ParseUint(fields[column], 16, 64)
-		if err != nil {
-			return 0, fmt.Errorf("conntrack counters: %w", err)
-		}
-		sum += n
-	}
-	return sum, nil
 }

@@ -174,7 +174,7 @@ func (n *namespaces) refusals(inode uint64) (refusals, error) {
 
 // readRefusals reads the counters of the calling thread's namespace.
 func readRefusals() (refusals, error) {
-	data, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
+	data, err := os.ReadFile(conntrackCounters)
 	if err != nil {
 		return refusals{}, err
 	}
@@ -193,37 +193,54 @@ func Refused(h *netns.Handle) (create, confirm uint64, err error) {
 	return r.create, r.confirm, err
 }
 
-// parseRefusals sums /proc/net/stat/nf_conntrack: a header with the names of the
-// columns, then a line of hexadecimal numbers for each processor. A failed
-// insertion is counted both as insert_failed and as drop; a packet that got no
-// entry only as drop.
+// EarlyDrops is how many entries the calling thread's namespace has evicted from its full table, to make
+// room for new ones, since it was made.
+func EarlyDrops() (uint64, error) {
+	data, err := os.ReadFile(conntrackCounters)
+	if err != nil {
+		return 0, err
+	}
+	sums, err := sumCounters(data, "early_drop")
+	if err != nil {
+		return 0, err
+	}
+	return sums[0], nil
+}
+
+const conntrackCounters = "/proc/thread-self/net/stat/nf_conntrack"
+
+// parseRefusals reads the counters. A failed insertion is counted both as
+// insert_failed and as drop; a packet that got no entry only as drop.
 func parseRefusals(data []byte) (refusals, error) {
+	sums, err := sumCounters(data, "drop", "insert_failed")
+	if err != nil {
+		return refusals{}, err
+	}
+	return refusals{create: sums[0] - min(sums[0], sums[1]), confirm: sums[1]}, nil
+}
+
+// sumCounters sums columns of conntrackCounters: a header with the names of the
+// columns, then a line of hexadecimal numbers for each processor.
+func sumCounters(data []byte, columns ...string) ([]uint64, error) {
 	lines := bytes.Split(bytes.TrimSpace(data), []byte{'\n'})
-	drop, failed := -1, -1
-	for i, name := range strings.Fields(string(lines[0])) {
-		switch name {
-		case "drop":
-			drop = i
-		case "insert_failed":
-			failed = i
+	names := strings.Fields(string(lines[0]))
+	sums := make([]uint64, len(columns))
+	for i, name := range columns {
+		column := slices.Index(names, name)
+		if column < 0 {
+			return nil, fmt.Errorf("conntrack counters: no column %s in %q", name, lines[0])
 		}
-	}
-	if drop < 0 || failed < 0 {
-		return refusals{}, fmt.Errorf("conntrack counters: no column drop or insert_failed in %q", lines[0])
-	}
-	var sums [2]uint64
-	for _, line := range lines[1:] {
-		fields := strings.Fields(string(line))
-		for i, column := range []int{drop, failed} {
+		for _, line := range lines[1:] {
+			fields := strings.Fields(string(line))
 			if column >= len(fields) {
-				return refusals{}, fmt.Errorf("conntrack counters: short line %q", line)
+				return nil, fmt.Errorf("conntrack counters: short line %q", line)
 			}
 			v, err := strconv.ParseUint(fields[column], 16, 64)
 			if err != nil {
-				return refusals{}, fmt.Errorf("conntrack counters: %w", err)
+				return nil, fmt.Errorf("conntrack counters: %w", err)
 			}
 			sums[i] += v
 		}
 	}
-	return refusals{create: sums[0] - min(sums[0], sums[1]), confirm: sums[1]}, nil
+	return sums, nil
 }

@@ -199,15 +199,12 @@ func endpoint(a abiNatAddr, port uint16) netip.AddrPort {
 
 // Stats reads the counters, summed over CPUs.
 func (e *Engine) Stats() (*rulefile.Stats, error) {
-	var perCPU []abiNatStats
-	if err := e.m.Stats.Lookup(uint32(0), &perCPU); err != nil {
-		return nil, fmt.Errorf("read counters: %w", err)
+	perCPU, packets, err := e.counters()
+	if err != nil {
+		return nil, err
 	}
-	s := &rulefile.Stats{Reasons: map[string]uint64{}}
+	s := &rulefile.Stats{Reasons: packets}
 	for _, c := range perCPU {
-		for reason, n := range c.Packets {
-			s.Reasons[rulefile.Reason(reason).String()] += n
-		}
 		s.BytesIn += c.BytesIn
 		s.BytesOut += c.BytesOut
 		s.GCTime += snapshot.Seconds(c.GcNs)
@@ -221,7 +218,6 @@ func (e *Engine) Stats() (*rulefile.Stats, error) {
 		return nil, fmt.Errorf("read the time of the last garbage collection: %w", err)
 	}
 	s.GCAge = snapshot.Seconds(sinceTick(clock(), control.GcRan))
-	var err error
 	if s.Explicit, err = e.LeaseCount(); err != nil {
 		return nil, fmt.Errorf("count explicit mappings: %w", err)
 	}
@@ -230,17 +226,22 @@ func (e *Engine) Stats() (*rulefile.Stats, error) {
 
 // Packets reads the counters of packets alone, summed over CPUs.
 func (e *Engine) Packets() (map[string]uint64, error) {
-	var perCPU []abiNatStats
+	_, packets, err := e.counters()
+	return packets, err
+}
+
+// counters reads those of each CPU, and those of packets summed over all.
+func (e *Engine) counters() (perCPU []abiNatStats, packets map[string]uint64, err error) {
 	if err := e.m.Stats.Lookup(uint32(0), &perCPU); err != nil {
-		return nil, fmt.Errorf("read counters: %w", err)
+		return nil, nil, fmt.Errorf("read counters: %w", err)
 	}
-	out := map[string]uint64{}
+	packets = map[string]uint64{}
 	for _, c := range perCPU {
 		for reason, n := range c.Packets {
-			out[rulefile.Reason(reason).String()] += n
+			packets[rulefile.Reason(reason).String()] += n
 		}
 	}
-	return out, nil
+	return perCPU, packets, nil
 }
 
 // FreePorts reports how many ports an external address has left, by class.
