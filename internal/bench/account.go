@@ -5,7 +5,6 @@ package bench
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"strconv"
@@ -14,6 +13,8 @@ import (
 
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
+
+	"natkit/internal/kernel/conntrack"
 )
 
 // The places where a testbed's frames can be lost.
@@ -65,18 +66,15 @@ func (s *tester) lossPlaces() (map[string]int64, error) {
 	err := b.Router.Do(func() error {
 		snmp, err1 := os.ReadFile("/proc/thread-self/net/snmp")
 		softnet, err2 := os.ReadFile("/proc/thread-self/net/softnet_stat")
-		table, err3 := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
-		if errors.Is(err3, fs.ErrNotExist) { // no connection tracking
-			err3 = nil
-		}
 		places[LostInStack] = ipDrops(string(snmp))
 		for line := range strings.Lines(string(softnet)) {
 			if f := strings.Fields(line); len(f) > 1 {
 				places[LostBacklog] += hexadecimal(f[1])
 			}
 		}
-		places[LostInTable] = tableDrops(string(table))
-		return errors.Join(err1, err2, err3)
+		tracked, _ := conntrack.ReadStats() // without them, or connection tracking, they are not explained
+		places[LostInTable] = int64(tracked.Sum()["drop"])
+		return errors.Join(err1, err2)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("account for lost frames: %w", err)
@@ -117,23 +115,6 @@ func ipDrops(snmp string) (sum int64) {
 				n, _ := strconv.ParseInt(f, 10, 64)
 				sum += n
 			}
-		}
-	}
-	return sum
-}
-
-// tableDrops adds up the column drop of /proc/net/stat/nf_conntrack: packets
-// without a place in the table, over all CPUs.
-func tableDrops(text string) (sum int64) {
-	column := -1
-	for line := range strings.Lines(text) {
-		fields := strings.Fields(line)
-		if column < 0 {
-			if column = slices.Index(fields, "drop"); column < 0 {
-				return 0
-			}
-		} else if column < len(fields) {
-			sum += hexadecimal(fields[column])
 		}
 	}
 	return sum

@@ -184,12 +184,6 @@ func TestLossCounters(t *testing.T) {
 		"Ip: 1 1000 1 20 300 4000 50000 600000\nIcmp: InMsgs InErrors\nIcmp: 5 5\n"); n != 654321 {
 		t.Errorf("IP dropped %d, want 654321", n)
 	}
-	if n := tableDrops("entries  found drop early_drop\n0000000a 00000000 00000010 00000001\n0000000a 00000000 00000001 00000001\n"); n != 17 {
-		t.Errorf("the table dropped %d, want 17", n)
-	}
-	if n := tableDrops(""); n != 0 {
-		t.Errorf("no table dropped %d", n)
-	}
 	stats := map[string]uint64{"rx_queue_0_drops": 1, "rx_queue_1_drops": 2, "rx_queue_0_xdp_drops": 100, "tx_queue_0_drops": 1000}
 	if n := sumQueues(stats, "rx_queue_", "_drops"); n != 3 {
 		t.Errorf("queues dropped %d, want 3", n)

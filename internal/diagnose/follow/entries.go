@@ -17,7 +17,6 @@ import (
 	"natkit/internal/diagnose/trace"
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
-	"natkit/internal/kernel/observe"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
 )
@@ -128,7 +127,8 @@ func askIn(of []entry) (found []*conntrack.Flow, table tableState, err error) {
 		if found, err = conntrack.Lookup(ctx, wanted); err != nil {
 			return err
 		}
-		table.evicted, _ = observe.EarlyDrops() // without it the reason is not known
+		counted, _ := conntrack.ReadStats() // without it the reason is not known
+		table.evicted = counted.Sum()["early_drop"]
 		if l, err := conntrack.ReadLimits(); err == nil {
 			table.crowded = l.Count > l.Max/100*95 // nf_conntrack_max95 of Linux
 		}

@@ -3,20 +3,14 @@
 package probe
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
-
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
@@ -96,13 +90,8 @@ func conntrackMemory(opts Options) source {
 // they came up, by the names of conntrack -S. Each processor's wraps at 32 bits.
 func ConntrackCounters(ns *netns.Handle) (total map[string]uint64, err error) {
 	err = ns.Do(func() error {
-		rows, err := readConntrackStats(newView("/"))
-		total = make(map[string]uint64)
-		for _, row := range rows {
-			for name, n := range row {
-				total[name] += n
-			}
-		}
+		rows, err := conntrack.ReadStats()
+		total = rows.Sum()
 		return err
 	})
 	return total, err
@@ -112,7 +101,7 @@ func ConntrackCounters(ns *netns.Handle) (total map[string]uint64, err error) {
 // insert does not count new flows, drop alone means a full table, drop together
 // with insert_failed means that no place or port was found for a flow.
 func conntrackStats() source {
-	var before []map[string]uint64
+	var before conntrack.Stats
 	return source{
 		name:  snapshot.CanConntrackStats,
 		costs: "flows that the table refused are not counted",
@@ -125,121 +114,26 @@ func conntrackStats() source {
 			if err != nil || s.Conntrack == nil {
 				return err
 			}
-			s.Conntrack.Stats = statIncreases(before, after)
+			s.Conntrack.Stats = after.Since(before)
 			return nil
 		},
 	}
 }
 
-// statIncreases are the increases of the table's counters, of all processors.
-func statIncreases(before, after []map[string]uint64) map[string]uint64 {
-	out := map[string]uint64{}
-	for cpu := range min(len(before), len(after)) {
-		for name, n := range after[cpu] {
-			if b, ok := before[cpu][name]; ok {
-				out[name] += increase32(b, n)
-			}
+// readConntrackStats reads the counters of the files' machine or of the calling thread's namespace.
+func readConntrackStats(v *view) (conntrack.Stats, error) {
+	if v.live {
+		rows, err := conntrack.ReadStats()
+		if _, errMax := os.Stat(filepath.Join(v.root, conntrackSysctls+"max")); err != nil && errMax != nil {
+			return nil, errNoConntrack
 		}
+		return rows, err
 	}
-	return out
-}
-
-// readConntrackStats reads the counters, one row a processor.
-func readConntrackStats(v *view) ([]map[string]uint64, error) {
 	text, err := v.readNet("stat/nf_conntrack")
-	if errors.Is(err, fs.ErrNotExist) && v.live {
-		return askConntrackStats(v)
-	}
 	if err != nil {
 		return nil, err
 	}
-	rows, err := parseConntrackStats(text)
-	if err != nil {
-		return nil, fmt.Errorf("read /proc/net/stat/nf_conntrack: %w", err)
-	}
-	return rows, nil
-}
-
-// procStatNames are the columns that conntrack -S calls otherwise.
-var procStatNames = map[string]string{"icmp_error": "error", "clashres": "clash_resolve", "chainlength": "chaintoolong"}
-
-// parseConntrackStats reads /proc/net/stat/nf_conntrack: a line of names, then a
-// line of hexadecimal values a processor. Columns came and went with the years,
-// so that only the names count. The column entries is the same on each line, a
-// level and not a counter, and is left out.
-func parseConntrackStats(text string) ([]map[string]uint64, error) {
-	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	names := strings.Fields(lines[0])
-	if len(names) == 0 || len(lines) < 2 {
-		return nil, errors.New("no line of names and of values")
-	}
-	var rows []map[string]uint64
-	for i, line := range lines[1:] {
-		fields := strings.Fields(line)
-		if len(fields) != len(names) {
-			return nil, fmt.Errorf("line %d has %d values for %d names", i+2, len(fields), len(names))
-		}
-		row := make(map[string]uint64, len(names))
-		for j, name := range names {
-			if name == "entries" {
-				continue
-			}
-			n, err := strconv.ParseUint(fields[j], 16, 64)
-			if err != nil {
-				return nil, fmt.Errorf("line %d: %s is %q", i+2, name, short(fields[j]))
-			}
-			row[cmp.Or(procStatNames[name], name)] = n
-		}
-		rows = append(rows, row)
-	}
-	return rows, nil
-}
-
-// ctStatNames are ctnetlink's attributes for the same counters (CTA_STATS_*).
-var ctStatNames = map[uint16]string{
-	2: "found", 4: "invalid", 8: "insert", 9: "insert_failed", 10: "drop", 11: "early_drop",
-	12: "error", 13: "search_restart", 14: "clash_resolve", 15: "chaintoolong",
-}
-
-// askConntrackStats reads the counters by ctnetlink: kernels of Red Hat's family
-// are built without the file.
-func askConntrackStats(v *view) ([]map[string]uint64, error) {
-	if _, err := os.Stat(filepath.Join(v.root, conntrackSysctls+"max")); err != nil {
-		return nil, errNoConntrack
-	}
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &largeMessages)
-	if err != nil {
-		return nil, fmt.Errorf("open netfilter socket: %w", err)
-	}
-	defer conn.Close()
-	const getStatsCPU = 4 // IPCTNL_MSG_CT_GET_STATS_CPU
-	msgs, err := conn.Execute(netlink.Message{
-		Header: netlink.Header{
-			Type:  unix.NFNL_SUBSYS_CTNETLINK<<8 | getStatsCPU,
-			Flags: netlink.Request | netlink.Dump,
-		},
-		Data: []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read conntrack counters: %w", err)
-	}
-	var rows []map[string]uint64
-	for _, m := range msgs { // one a processor
-		if len(m.Data) < 4 {
-			return nil, fmt.Errorf("read conntrack counters: message of %d bytes", len(m.Data))
-		}
-		row := map[string]uint64{}
-		err := decode(m.Data[4:], func(ad *netlink.AttributeDecoder) {
-			if name := ctStatNames[ad.Type()]; name != "" {
-				row[name] = uint64(ad.Uint32())
-			}
-		})
-		if err != nil {
-			return nil, fmt.Errorf("read conntrack counters: %w", err)
-		}
-		rows = append(rows, row)
-	}
-	return rows, nil
+	return conntrack.ParseStats(text)
 }
 
 // maxDump is how long a dump of the table may take; a million entries take some

@@ -233,40 +233,6 @@ func TestLiveConntrackIsThatOfConntrack(t *testing.T) {
 	if s.Conntrack.CountStart != 0 || s.Conntrack.ObjectBytes < 200 || s.Conntrack.BucketBytes == 0 {
 		t.Errorf("conntrack %+v", s.Conntrack)
 	}
-
-	// By ctnetlink the same as by /proc.
-	in(t, h, func() error {
-		v := newView("")
-		text, err := v.readNet("stat/nf_conntrack")
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		file, err := parseConntrackStats(text)
-		if err != nil {
-			return err
-		}
-		asked, err := askConntrackStats(v)
-		if err != nil {
-			return err
-		}
-		if len(asked) != len(file) {
-			return fmt.Errorf("%d processors by ctnetlink, %d by /proc", len(asked), len(file))
-		}
-		for cpu := range asked {
-			for name, n := range asked[cpu] {
-				if file[cpu][name] != n {
-					t.Errorf("processor %d: %s is %d by ctnetlink, %d by /proc", cpu, name, n, file[cpu][name])
-				}
-			}
-			if len(asked[cpu]) < 8 {
-				t.Errorf("processor %d: only %v by ctnetlink", cpu, asked[cpu])
-			}
-		}
-		return nil
-	})
 }
 
 func TestLiveNFTables(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -253,25 +252,6 @@ func TestIncrease(t *testing.T) {
 	}
 }
 
-func TestConntrackStatsOfOldKernels(t *testing.T) {
-	for _, c := range []struct {
-		name, text string
-		want       []map[string]uint64
-	}{
-		{"Linux 2.6.32", "entries  searched found new invalid ignore delete delete_list insert insert_failed drop early_drop icmp_error  expect_new expect_create expect_delete\n" +
-			"00000012  00000001 00000002 00000003 00000004 00000005 00000006 00000007 00000008 00000009 0000000a 0000000b 0000000c  0000000d 0000000e 0000000f\n",
-			[]map[string]uint64{{"searched": 1, "found": 2, "new": 3, "invalid": 4, "ignore": 5, "delete": 6, "delete_list": 7, "insert": 8,
-				"insert_failed": 9, "drop": 10, "early_drop": 11, "error": 12, "expect_new": 13, "expect_create": 14, "expect_delete": 15}}},
-		{"two processors", "entries drop chainlength clashres\nffffffff fffffffe 1 2\nffffffff 3 4 5\n",
-			[]map[string]uint64{{"drop": 0xfffffffe, "chaintoolong": 1, "clash_resolve": 2}, {"drop": 3, "chaintoolong": 4, "clash_resolve": 5}}},
-	} {
-		got, err := parseConntrackStats(c.text)
-		if err != nil || !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%s: %v, %v, want %v", c.name, got, err, c.want)
-		}
-	}
-}
-
 func TestSoftnetOfOldKernels(t *testing.T) {
 	online := map[int]cpuTimes{0: {}, 2: {}} // processor 1 is off
 	for _, c := range []struct {
@@ -357,9 +337,6 @@ func FuzzReaders(f *testing.F) {
 	f.Add(newKernel["proc/net/softnet_stat"])
 	f.Add(newKernel["proc/meminfo"])
 	f.Fuzz(func(t *testing.T, text string) {
-		if rows, err := parseConntrackStats(text); err == nil && len(rows) == 0 {
-			t.Error("conntrack statistics of no processor")
-		}
 		parseCounters(text, map[string]uint64{})
 		times := parseCPUTimes(text)
 		for n := range parseSoftnet(text, times) {

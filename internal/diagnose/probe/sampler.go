@@ -106,7 +106,7 @@ type sampled struct {
 	known    bool // count and stats
 	max      uint64
 	buckets  uint64
-	stats    []map[string]uint64
+	stats    conntrack.Stats
 	counters map[string]uint64
 	stackAt  time.Time
 	lost     map[uint64]uint64 // events, by the socket's inode
@@ -417,7 +417,7 @@ func (n *sampled) sampleConntrack(v *view, s *snapshot.Snapshot, count uint64, s
 	if count > 0 || n.count > 0 || stack || !n.known {
 		if rows, err := readConntrackStats(v); err == nil {
 			if n.known {
-				s.Conntrack.Stats = statIncreases(n.stats, rows)
+				s.Conntrack.Stats = rows.Since(n.stats)
 			}
 			n.stats = rows
 		}

@@ -70,26 +70,18 @@ func watchSeries(readings []*reading, step time.Duration) (stop func() []*snapsh
 
 // recorder turns levels and totals into lines.
 type recorder struct {
-	began  time.Time
-	last   time.Time
-	before map[string]uint64
-	times  map[int]cpuTimes
-	series snapshot.Series
+	began   time.Time
+	last    time.Time
+	before  map[string]uint64
+	tracked conntrack.Stats
+	times   map[int]cpuTimes
+	series  snapshot.Series
 }
 
 // look adds a time to all lines, but for the first one, which only begins.
 func (r *recorder) look(v *view, times map[int]cpuTimes) {
-	totals := map[string]uint64{}
-	if text, err := v.readNet("stat/nf_conntrack"); err == nil {
-		if rows, err := parseConntrackStats(text); err == nil {
-			for _, row := range rows {
-				for name, n := range row {
-					totals["conntrack."+name] += n
-				}
-			}
-		}
-	}
-	all := map[string]uint64{}
+	tracked, _ := readConntrackStats(v) // without it no lines
+	totals, all := map[string]uint64{}, map[string]uint64{}
 	for _, file := range []string{"snmp", "netstat"} {
 		if text, err := v.readNet(file); err == nil {
 			_ = parseCounters(text, all) // a line that can't be read is a line less
@@ -100,14 +92,17 @@ func (r *recorder) look(v *view, times map[int]cpuTimes) {
 			totals[name] = n
 		}
 	}
-	before, timesBefore := r.before, r.times
-	r.before, r.times, r.last = totals, times, time.Now()
+	before, trackedBefore, timesBefore := r.before, r.tracked, r.times
+	r.before, r.tracked, r.times, r.last = totals, tracked, times, time.Now()
 	if before == nil || len(r.series.Times) == snapshot.MaxSeries {
 		return
 	}
 	r.series.Times = append(r.series.Times, time.Since(r.began).Seconds())
 	if limits, err := conntrack.ReadLimits(); err == nil {
 		r.add("conntrack.count", float64(limits.Count))
+	}
+	for name, n := range tracked.Since(trackedBefore) {
+		r.add("conntrack."+name, float64(n))
 	}
 	for name, n := range totals {
 		if b, ok := before[name]; ok {

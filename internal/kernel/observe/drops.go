@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
 
+	"natkit/internal/kernel/conntrack"
 	"natkit/internal/snapshot"
 )
 
@@ -41,12 +42,12 @@ type Drops struct {
 	symbols    *symbols
 	namespaces *namespaces
 
-	windows  [2]dropWindow
-	current  int                    // the window that is being counted into
-	ended    bool                   // the other one is over, and not read yet
-	early    map[dropsDropKey]*kept // samples of that window, which were in the ring already
-	lost     uint64                 // as of the last Read
-	refusals map[uint64]refusals
+	windows [2]dropWindow
+	current int                        // the window that is being counted into
+	ended   bool                       // the other one is over, and not read yet
+	early   map[dropsDropKey]*kept     // samples of that window, which were in the ring already
+	lost    uint64                     // as of the last Read
+	counted map[uint64]conntrack.Stats // by the conntrack of each namespace, as of the last suspicion
 }
 
 // dropWindow is one window's tables, as bpf/trace/drops.bpf.c describes them.
@@ -68,7 +69,7 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	if err := checkDropArguments(kernel); err != nil {
 		return nil, refused("trace drops", err)
 	}
-	d := &Drops{stacks: o.Stacks, match: o.Match, refusals: map[uint64]refusals{}, early: map[dropsDropKey]*kept{}}
+	d := &Drops{stacks: o.Stacks, match: o.Match, counted: map[uint64]conntrack.Stats{}, early: map[dropsDropKey]*kept{}}
 	if d.reasons, err = loadReasons(kernel); err != nil {
 		return nil, err
 	}
@@ -96,8 +97,8 @@ func OpenDrops(o DropOptions) (*Drops, error) {
 	d.namespaces = newNamespaces()
 	for inode := range d.namespaces.refs {
 		if o.Netns == 0 || o.Netns == inode {
-			if r, err := d.namespaces.refusals(inode); err == nil {
-				d.refusals[inode] = r
+			if c, err := d.namespaces.counters(inode); err == nil {
+				d.counted[inode] = c
 			}
 		}
 	}
@@ -381,16 +382,19 @@ func (d *Drops) judge(counts map[dropsDropKey]uint64) []judged {
 		if _, done := increases[s.netns]; done {
 			continue
 		}
-		now, err := d.namespaces.refusals(s.netns)
+		now, err := d.namespaces.counters(s.netns)
 		if err != nil { // not known: the suspicion stands
 			for _, cause := range []snapshot.NATCause{snapshot.CauseTableFull, snapshot.CauseConfirm} {
 				delete(suspected, suspicion{s.netns, cause})
 			}
 			continue
 		}
-		before := d.refusals[s.netns] // a namespace younger than d began with none
-		increases[s.netns] = refusals{now.create - before.create, now.confirm - before.confirm}
-		d.refusals[s.netns] = now
+		if before, ok := d.counted[s.netns]; ok {
+			increases[s.netns] = refusalsOf(now.Since(before))
+		} else { // a namespace younger than d began with none
+			increases[s.netns] = refusalsOf(now.Sum())
+		}
+		d.counted[s.netns] = now
 	}
 	for i := range all {
 		s := suspicion{uint64(all[i].Netns), all[i].cause}

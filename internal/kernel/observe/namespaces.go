@@ -7,7 +7,6 @@ package observe
 // its interfaces are called and what its conntrack counted.
 
 import (
-	"bytes"
 	"fmt"
 	"maps"
 	"net"
@@ -17,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 
+	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
 )
 
@@ -156,91 +156,37 @@ func (n *namespaces) device(inode uint64, ifindex uint32) string {
 }
 
 // refusals is what the conntrack of one namespace counted of packets that it
-// dropped itself, since the namespace was made.
+// dropped itself.
 type refusals struct {
 	create  uint64 // no entry could be made: the table is full, or there is no memory
 	confirm uint64 // an entry could not be put into the table
 }
 
-// refusals reads the namespace's counters; an error means that they are not known.
-func (n *namespaces) refusals(inode uint64) (refusals, error) {
-	var out refusals
-	err := n.do(inode, func() (err error) {
-		out, err = readRefusals()
+// refusalsOf reads them from the counters. A failed insertion is counted both as
+// insert_failed and as drop; a packet that got no entry only as drop.
+func refusalsOf(counted map[string]uint64) refusals {
+	drop, failed := counted["drop"], counted["insert_failed"]
+	return refusals{create: drop - min(drop, failed), confirm: failed}
+}
+
+// counters reads what the conntrack of a namespace counted; an error means that it is not known.
+func (n *namespaces) counters(inode uint64) (out conntrack.Stats, err error) {
+	err = n.do(inode, func() (err error) {
+		out, err = conntrack.ReadStats()
 		return err
 	})
 	return out, err
 }
 
-// readRefusals reads the counters of the calling thread's namespace.
-func readRefusals() (refusals, error) {
-	data, err := os.ReadFile(conntrackCounters)
-	if err != nil {
-		return refusals{}, err
-	}
-	return parseRefusals(data)
-}
-
 // Refused is how many packets connection tracking has dropped itself in the namespace, since it
 // was made: those that it could make no entry for, and those whose entry it could not insert.
-// It needs no rights.
+// It needs no rights where the kernel has a file of the counters.
 func Refused(h *netns.Handle) (create, confirm uint64, err error) {
-	var r refusals
+	var counted conntrack.Stats
 	err = h.Do(func() (err error) {
-		r, err = readRefusals()
+		counted, err = conntrack.ReadStats()
 		return err
 	})
+	r := refusalsOf(counted.Sum())
 	return r.create, r.confirm, err
-}
-
-// EarlyDrops is how many entries the calling thread's namespace has evicted from its full table, to make
-// room for new ones, since it was made.
-func EarlyDrops() (uint64, error) {
-	data, err := os.ReadFile(conntrackCounters)
-	if err != nil {
-		return 0, err
-	}
-	sums, err := sumCounters(data, "early_drop")
-	if err != nil {
-		return 0, err
-	}
-	return sums[0], nil
-}
-
-const conntrackCounters = "/proc/thread-self/net/stat/nf_conntrack"
-
-// parseRefusals reads the counters. A failed insertion is counted both as
-// insert_failed and as drop; a packet that got no entry only as drop.
-func parseRefusals(data []byte) (refusals, error) {
-	sums, err := sumCounters(data, "drop", "insert_failed")
-	if err != nil {
-		return refusals{}, err
-	}
-	return refusals{create: sums[0] - min(sums[0], sums[1]), confirm: sums[1]}, nil
-}
-
-// sumCounters sums columns of conntrackCounters: a header with the names of the
-// columns, then a line of hexadecimal numbers for each processor.
-func sumCounters(data []byte, columns ...string) ([]uint64, error) {
-	lines := bytes.Split(bytes.TrimSpace(data), []byte{'\n'})
-	names := strings.Fields(string(lines[0]))
-	sums := make([]uint64, len(columns))
-	for i, name := range columns {
-		column := slices.Index(names, name)
-		if column < 0 {
-			return nil, fmt.Errorf("conntrack counters: no column %s in %q", name, lines[0])
-		}
-		for _, line := range lines[1:] {
-			fields := strings.Fields(string(line))
-			if column >= len(fields) {
-				return nil, fmt.Errorf("conntrack counters: short line %q", line)
-			}
-			v, err := strconv.ParseUint(fields[column], 16, 64)
-			if err != nil {
-				return nil, fmt.Errorf("conntrack counters: %w", err)
-			}
-			sums[i] += v
-		}
-	}
-	return sums, nil
 }

@@ -5,43 +5,25 @@ package observe
 import (
 	"testing"
 
+	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
+	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
 )
 
-func TestParseRefusals(t *testing.T) {
-	const stat = `entries  clashres found new invalid ignore delete chainlength insert insert_failed drop early_drop icmp_error  expect_new expect_create expect_delete search_restart
-00000010  00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000008 0000000d 00000000 00000000  00000000 00000000 00000000 00000000
-00000010  00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000001 00000011 00000000 00000000  00000000 00000000 00000000 00000000
-`
-	tests := []struct {
-		name, stat string
-		want       refusals
-		fails      bool
+func TestRefusalsOf(t *testing.T) {
+	for _, tt := range []struct {
+		counted map[string]uint64
+		want    refusals
 	}{
-		{name: "two processors", stat: stat, want: refusals{create: 0xd + 0x11 - 9, confirm: 9}},
-		{name: "columns in another order", stat: "drop x insert_failed\n3 ff 1\n", want: refusals{create: 2, confirm: 1}},
-		{name: "more failed than dropped", stat: "drop insert_failed\n1 3\n", want: refusals{create: 0, confirm: 3}},
-		{name: "no processor", stat: "drop insert_failed\n"},
-		{name: "empty", stat: "", fails: true},
-		{name: "no such column", stat: "entries drop\n1 2\n", fails: true},
-		{name: "short line", stat: "entries drop insert_failed\n1 2\n", fails: true},
-		{name: "no number", stat: "drop insert_failed\n1 x\n", fails: true},
+		{map[string]uint64{"drop": 0xd + 0x11, "insert_failed": 9}, refusals{create: 0xd + 0x11 - 9, confirm: 9}},
+		{map[string]uint64{"drop": 1, "insert_failed": 3}, refusals{create: 0, confirm: 3}},
+		{nil, refusals{}},
+	} {
+		if got := refusalsOf(tt.counted); got != tt.want {
+			t.Errorf("%v: %+v, want %+v", tt.counted, got, tt.want)
+		}
 	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			got, err := parseRefusals([]byte(tt.stat))
-			if (err != nil) != tt.fails || got != tt.want {
-				t.Errorf("%+v, %v; want %+v, error: %v", got, err, tt.want, tt.fails)
-			}
-		})
-	}
-}
-
-func FuzzParseRefusals(f *testing.F) {
-	f.Add([]byte("drop insert_failed\n1 3\n"))
-	f.Add([]byte("\n\n"))
-	f.Fuzz(func(t *testing.T, data []byte) { _, _ = parseRefusals(data) })
 }
 
 // A namespace is found by its number: natkit's own, one with a name, also one
@@ -83,5 +65,30 @@ func TestNamespaces(t *testing.T) {
 	}
 	if err := n.do(h.Inode(), func() error { t.Error("fn was called"); return nil }); err == nil {
 		t.Error("a namespace without a name was entered")
+	}
+}
+
+// A namespace that has the number of one that is gone has counted from zero: what its rules drop is not taken for
+// refusals of connection tracking.
+func TestJudgeAfterReuse(t *testing.T) {
+	ktest.Root(t)
+	name := ktest.Name(t)
+	h, err := netns.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	defer netns.Delete(name)
+	d := &Drops{symbols: &symbols{}, namespaces: newNamespaces(), reasons: reasons{core: map[uint32]string{1: "NETFILTER_DROP"}}, counted: map[uint64]conntrack.Stats{}}
+	before, err := d.namespaces.counters(h.Inode())
+	if err != nil {
+		ktest.Missing(t, "counters of connection tracking: %v", err)
+	}
+	before[0]["drop"], before[0]["insert_failed"] = 100, 50
+	d.counted[h.Inode()] = before
+	for _, j := range d.judge(map[dropsDropKey]uint64{{Netns: uint32(h.Inode()), Reason: 1}: 5}) {
+		if j.cause != snapshot.CauseRule {
+			t.Errorf("drops that connection tracking did not count: %v, want %v", j.cause, snapshot.CauseRule)
+		}
 	}
 }
