@@ -322,7 +322,7 @@ const maxLeavingSamples = 3
 type leavingPacket struct {
 	src, dst netip.Addr
 	protocol byte
-	payload  []byte // what is there of it
+	payload  []byte // what is there of it; nothing of a fragment behind the first
 }
 
 // parseLeaving reads the first bytes of a packet, of IPv6 one without extension headers.
@@ -331,7 +331,9 @@ func parseLeaving(b []byte) (p leavingPacket, ok bool) {
 	case len(b) >= 20 && b[0]>>4 == 4:
 		header := int(b[0]&15) * 4
 		p.src, p.dst, p.protocol = netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:])), b[9]
-		p.payload = b[min(max(header, 20), len(b)):]
+		if binary.BigEndian.Uint16(b[6:])&0x1fff == 0 {
+			p.payload = b[min(max(header, 20), len(b)):]
+		}
 	case len(b) >= 40 && b[0]>>4 == 6:
 		p.src, p.dst, p.protocol = netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:])), b[6]
 		p.payload = b[40:]
@@ -341,11 +343,11 @@ func parseLeaving(b []byte) (p leavingPacket, ok bool) {
 	return p, true
 }
 
-// midConnection says whether it is of TCP and neither opens a connection nor answers one that
+// midConnection says whether it is of TCP and does not show that it opens a connection or answers one that
 // is being opened.
 func (p leavingPacket) midConnection() bool {
 	const flags, syn = 13, 2
-	return p.protocol == unix.IPPROTO_TCP && len(p.payload) > flags && p.payload[flags]&syn == 0
+	return p.protocol == unix.IPPROTO_TCP && (len(p.payload) <= flags || p.payload[flags]&syn == 0)
 }
 
 // udpTo is where a datagram goes.
