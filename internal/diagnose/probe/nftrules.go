@@ -506,6 +506,16 @@ func (r *ruleReader) one(p nftPart, op uint32, data []byte) {
 		r.limited(hidden)
 		return
 	}
+	sign := map[uint32]string{unix.NFT_CMP_EQ: "==", unix.NFT_CMP_NEQ: "!=", unix.NFT_CMP_LT: "<", unix.NFT_CMP_LTE: "<=", unix.NFT_CMP_GT: ">", unix.NFT_CMP_GTE: ">="}[op]
+	ordered := op != unix.NFT_CMP_EQ && op != unix.NFT_CMP_NEQ
+	masked := p.key
+	if p.mask != nil {
+		masked += " & " + valueWord(p.key, p.mask[:p.length])
+	}
+	if p.mask != nil && isAddress(p.key) && ordered {
+		r.limited(masked + " " + sign + " " + valueWord(p.key, data))
+		return
+	}
 	m := snapshot.Match{Keys: []string{p.key}, Not: op == unix.NFT_CMP_NEQ}
 	switch p.key {
 	case "ct state", "ct status":
@@ -514,8 +524,8 @@ func (r *ruleReader) one(p nftPart, op uint32, data []byte) {
 		m.Values = []string{deviceWord(data)}
 	default:
 		m.Values, m.Mask = r.values(p, op, data)
-		if sign := map[uint32]string{unix.NFT_CMP_LT: "<", unix.NFT_CMP_LTE: "<=", unix.NFT_CMP_GT: ">", unix.NFT_CMP_GTE: ">="}[op]; sign != "" {
-			m.Text = p.key + " " + sign + " " + valueWord(p.key, data)
+		if ordered || p.mask != nil && p.length > 4 && !isAddress(p.key) { // a longer mask than Match.Mask: nobody knows these fields of a packet
+			m.Text = masked + " " + sign + " " + valueWord(p.key, data)
 		}
 		m = r.joined(op, m)
 	}
@@ -526,7 +536,7 @@ func (r *ruleReader) one(p nftPart, op uint32, data []byte) {
 // joined makes one of "at least this" and "at most that".
 func (r *ruleReader) joined(op uint32, m snapshot.Match) snapshot.Match {
 	last := len(r.rule.Matches) - 1
-	if op == unix.NFT_CMP_LTE && r.from && last >= 0 && slices.Equal(r.rule.Matches[last].Keys, m.Keys) {
+	if op == unix.NFT_CMP_LTE && r.from && last >= 0 && slices.Equal(r.rule.Matches[last].Keys, m.Keys) && r.rule.Matches[last].Mask == m.Mask {
 		from, _, _ := strings.Cut(r.rule.Matches[last].Values[0], "-")
 		_, to, _ := strings.Cut(m.Values[0], "-")
 		r.rule.Matches = r.rule.Matches[:last]
@@ -560,13 +570,13 @@ func (r *ruleReader) values(p nftPart, op uint32, data []byte) (values []string,
 		top = 1<<(8*p.length) - 1
 	}
 	address := isAddress(p.key)
+	if !address {
+		mask = p.matchMask()
+	}
 	switch op {
 	case unix.NFT_CMP_EQ, unix.NFT_CMP_NEQ:
 		if address {
 			return []string{prefixWord(p, data)}, 0
-		}
-		if p.mask != nil && p.length <= 4 {
-			mask = uint32(numberOf(p.key, p.mask[:p.length]))
 		}
 		return []string{valueWord(p.key, data)}, mask
 	case unix.NFT_CMP_GTE, unix.NFT_CMP_LTE:
@@ -583,15 +593,23 @@ func (r *ruleReader) values(p nftPart, op uint32, data []byte) (values []string,
 	n := numberOf(p.key, data)
 	switch op {
 	case unix.NFT_CMP_LT:
-		return []string{fmt.Sprintf("0-%d", max(n, 1)-1)}, 0
+		return []string{fmt.Sprintf("0-%d", max(n, 1)-1)}, mask
 	case unix.NFT_CMP_LTE:
-		return []string{fmt.Sprintf("0-%d", n)}, 0
+		return []string{fmt.Sprintf("0-%d", n)}, mask
 	case unix.NFT_CMP_GT:
-		return []string{fmt.Sprintf("%d-%d", n+1, top)}, 0
+		return []string{fmt.Sprintf("%d-%d", n+1, top)}, mask
 	case unix.NFT_CMP_GTE:
-		return []string{fmt.Sprintf("%d-%d", n, top)}, 0
+		return []string{fmt.Sprintf("%d-%d", n, top)}, mask
 	}
 	return nil, 0
+}
+
+// matchMask is the part's mask as a Match has it, 0 for none.
+func (p nftPart) matchMask() uint32 {
+	if p.mask == nil || p.length > 4 {
+		return 0
+	}
+	return uint32(numberOf(p.key, p.mask[:p.length]))
 }
 
 func fullLength(key string) int {
@@ -605,12 +623,12 @@ func fullLength(key string) int {
 func (r *ruleReader) between(a nftAttrs) {
 	from, to := a.value(unix.NFTA_RANGE_FROM_DATA), a.value(unix.NFTA_RANGE_TO_DATA)
 	parts := r.loaded[register(a.number(unix.NFTA_RANGE_SREG))]
-	if len(parts) != 1 || strings.HasPrefix(parts[0].key, untold) || len(from) == 0 {
+	if len(parts) != 1 || strings.HasPrefix(parts[0].key, untold) || len(from) == 0 || parts[0].mask != nil && (parts[0].length > 4 || isAddress(parts[0].key)) {
 		r.limited("a range")
 		return
 	}
 	key := parts[0].key
-	r.add(snapshot.Match{Keys: []string{key}, Not: a.number(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ, Values: []string{rangeWord(key, parts[0].inOrder(from), parts[0].inOrder(to))}})
+	r.add(snapshot.Match{Keys: []string{key}, Mask: parts[0].matchMask(), Not: a.number(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ, Values: []string{rangeWord(key, parts[0].inOrder(from), parts[0].inOrder(to))}})
 }
 
 // keysAt are the fields that were put into a register and those after it, of length bytes in all.

@@ -27,10 +27,11 @@ table ip filter {
 	chain forward { type filter hook forward priority 0
 		ct state established limit rate 10/second accept
 		ip dscp set cs1
+		meta priority set 1:10
 		quota name q drop
 		tcp dport 80 counter accept
 	}
-}`, "filter/forward: limit objref payload"},
+}`, "filter/forward: limit objref payload priority"},
 		{"nft", "none", `
 table ip filter {
 	chain forward { type filter hook forward priority 0

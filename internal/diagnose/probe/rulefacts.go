@@ -43,6 +43,10 @@ func (r *ruleReader) sees(name string, a nftAttrs) {
 				r.perPacket = append(r.perPacket, "connbytes")
 			}
 		}
+	case "meta":
+		if _, sets := a[unix.NFTA_META_SREG]; sets && a.number(unix.NFTA_META_KEY) == unix.NFT_META_PRIORITY { // as CLASSIFY of iptables
+			r.perPacket = append(r.perPacket, "priority")
+		}
 	case "match", "target": // they have the same numbers
 		if name := a.text(unix.NFTA_TARGET_NAME); xtPerPacket[name] {
 			r.perPacket = append(r.perPacket, name)

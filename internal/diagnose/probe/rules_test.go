@@ -50,6 +50,7 @@ func TestLiveRuleTextsAreThoseOfNFT(t *testing.T) {
 		udp dport != 53 drop
 		tcp dport < 1024 drop
 		ip6 saddr fd00::/8 drop
+		ip6 saddr fd00::/10 drop
 		ip6 saddr fd00::1 ip6 daddr fd00::2 drop
 		ct state established,related accept
 		ct state invalid drop
@@ -79,6 +80,9 @@ func TestLiveRuleTextsAreThoseOfNFT(t *testing.T) {
 		ct mark 0x00000001 drop
 		ct mark != 0x00000001 drop
 		ct mark & 0x000000ff == 0x00000001 drop
+		ct mark & 0x000000ff > 0x00000005 drop
+		meta mark & 0x000000ff 0x00000001-0x00000005 drop
+		meta mark & 0x0000ff00 != 0x00000100-0x00000500 drop
 		ct mark { 0x00000001, 0x00000002 } drop
 		ct mark 0x00000001-0x00000005 drop
 		meta mark 0x00000001-0x00000005 drop
@@ -111,7 +115,10 @@ func TestLiveRuleTextsAreThoseOfNFT(t *testing.T) {
 		ip dscp != cs1 drop
 		ip ecn ce drop
 		ether saddr 02:00:00:00:00:01 drop
+		ether saddr & ff:ff:ff:00:00:00 == 02:00:00:00:00:00 drop
 		vlan id 5 drop
+		meta priority set 1:10
+		meta priority 1:10 drop
 		meta day "Monday" drop
 		ct expiration > 10s drop
 		tcp option maxseg size 1-500 drop

@@ -91,6 +91,8 @@ func valueWord(key string, data []byte) string {
 		return strings.Join(words, ",")
 	case "meta mark", "ct mark", "socket mark":
 		return fmt.Sprintf("0x%x", n)
+	case "meta priority": // a class of a queue, as tc(8) writes it
+		return fmt.Sprintf("%x:%x", n>>16, n&0xffff)
 	case "ct helper", "meta iifkind", "meta oifkind", "osf name":
 		return cString(append(slices.Clip(data), 0))
 	case "ct l3proto":
@@ -240,7 +242,10 @@ func (r *ruleReader) words(m snapshot.Match) string {
 		text = by + what
 	}
 	if m.Mask != 0 {
-		text += fmt.Sprintf("& 0x%x == ", m.Mask)
+		text += fmt.Sprintf("& 0x%x ", m.Mask)
+		if len(m.Values) != 1 || !strings.Contains(m.Values[0], "-") { // a range follows by itself
+			text += "== "
+		}
 	}
 	if m.Not {
 		text = strings.TrimSuffix(text, "== ") + "!= "
