@@ -15,6 +15,7 @@ import (
 
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
+	"natkit/internal/kernel/observe"
 	"natkit/internal/snapshot"
 )
 
@@ -92,6 +93,8 @@ const (
 
 	// retrace is how long a tracer lives. What it remembers of namespaces that are gone goes with it.
 	retrace = time.Hour
+	// retraceFailed is how long one is out of use that failed.
+	retraceFailed = time.Minute
 )
 
 // sampled is what is remembered of a namespace from one round to the next.
@@ -201,7 +204,7 @@ func (p *Sampler) begin(place netns.Place) *sampled {
 
 // Round lets a window pass and says what was in it.
 func (p *Sampler) Round(ctx context.Context, t RoundOptions) (*Round, error) {
-	if time.Since(p.traced) >= retrace {
+	if p.retraceDue() {
 		p.retrace()
 	}
 	if err := p.find(); err != nil {
@@ -478,12 +481,24 @@ func (p *Sampler) sortDrops(out *Round, early snapshot.Drops) {
 	}
 }
 
-// retrace opens another tracer before it closes the one that there is.
+// retraceDue says whether another tracer is wanted.
+func (p *Sampler) retraceDue() bool {
+	age, err := time.Since(p.traced), p.shared.drops.err
+	return age >= retrace || age >= retraceFailed && err != nil && !errors.Is(err, observe.ErrUnavailable)
+}
+
+// retrace opens another tracer before it closes the one that there is, which stays if the other
+// can't be had: for want of memory or descriptors, say.
 func (p *Sampler) retrace() {
+	p.traced = time.Now()
 	next := traceAll()
 	next.begin()
+	if next.err != nil && p.shared.drops.err == nil {
+		next.close()
+		return
+	}
 	p.shared.drops.close()
-	p.shared.drops, p.traced = next, time.Now()
+	p.shared.drops = next
 }
 
 // again makes what is shared ready for another window.

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/kernel/netns"
+	"natkit/internal/kernel/observe"
 	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
 )
@@ -368,4 +369,52 @@ func sendFrame(link, frame string) error {
 	}
 	defer unix.Close(fd)
 	return unix.Sendto(fd, []byte(frame), 0, &unix.SockaddrLinklayer{Ifindex: l.Index, Halen: 6})
+}
+
+// A tracer that cannot be replaced stays; one that failed is replaced soon, unless the kernel allows none.
+func TestLiveTracerStays(t *testing.T) {
+	ktest.Root(t)
+	p := &Sampler{shared: &sharedSources{drops: traceAll()}}
+	defer func() { p.shared.drops.close() }()
+	if p.shared.drops.err != nil {
+		ktest.Unsupported(t, "tracing of drops: %v", p.shared.drops.err)
+	}
+	for _, c := range []struct {
+		ago  time.Duration
+		err  error
+		want bool
+	}{
+		{retrace - time.Minute, nil, false},
+		{retrace, nil, true},
+		{2 * time.Minute, unix.ENOMEM, true},
+		{time.Second, unix.ENOMEM, false},
+		{2 * time.Minute, fmt.Errorf("no types: %w", observe.ErrUnavailable), false},
+	} {
+		p.traced, p.shared.drops.err = time.Now().Add(-c.ago), c.err
+		if got := p.retraceDue(); got != c.want {
+			t.Errorf("%v after it was opened, with %v: %v, want %v", c.ago, c.err, got, c.want)
+		}
+	}
+	p.shared.drops.err = nil
+	first := p.shared.drops
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	few := files
+	few.Cur = 3
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+		t.Fatal(err)
+	}
+	p.retrace()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	if p.shared.drops != first || first.err != nil {
+		t.Errorf("the tracer was replaced by one that fails: %v", p.shared.drops.err)
+	}
+	p.retrace()
+	if p.shared.drops == first || p.shared.drops.err != nil {
+		t.Errorf("the tracer was not replaced: %v", p.shared.drops.err)
+	}
 }
