@@ -6,6 +6,9 @@ import (
 	"bufio"
 	"cmp"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,6 +17,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"natkit/internal/snapshot"
 )
@@ -254,10 +259,9 @@ func kubeProxy(root string, processes []process, cpus int) []snapshot.Owner {
 	var file map[string]string
 	if path, ok := p.flag("config"); ok {
 		where += ", " + path
-		// The path is meant inside of its container.
-		path = filepath.Join(root, "proc", p.pid, "root", filepath.Clean("/"+path))
-		if _, err := os.Stat(path); err == nil {
-			file = yamlSection(path, "conntrack")
+		if f, err := openInside(root, p.pid, path); err == nil {
+			file = yamlSection(f, "conntrack")
+			f.Close()
 		}
 	}
 	get := func(flag, key, otherwise string) string {
@@ -352,10 +356,10 @@ func k3s(root string, processes []process, cpus int) []snapshot.Owner {
 
 // yamlSection reads the "key: value" lines of one top-level section of a YAML
 // file: as much of YAML as kube-proxy's configuration has there.
-func yamlSection(path, section string) map[string]string {
+func yamlSection(file io.Reader, section string) map[string]string {
 	out := map[string]string{}
 	inside := false
-	forLines(path, func(_ int, line string) {
+	linesOf(file, func(_ int, line string) {
 		line, _, _ = strings.Cut(line, " #")
 		key, value, ok := strings.Cut(line, ":")
 		if line != "" && line[0] != ' ' && line[0] != '\t' && line[0] != '#' {
@@ -386,8 +390,9 @@ func docker(root string, processes []process) []snapshot.Owner {
 		IPTables  *bool `json:"iptables"`
 		Proxy     *bool `json:"userland-proxy"`
 	}
-	if data, err := os.ReadFile(filepath.Join(root, path)); err == nil {
-		_ = json.Unmarshal(data, &config) // dockerd would not run with a broken one
+	if f, err := openRegular(filepath.Join(root, path)); err == nil {
+		_ = json.NewDecoder(io.LimitReader(f, maxFile)).Decode(&config) // dockerd would not run with a broken one
+		f.Close()
 	}
 	on := func(name string, configured *bool) bool {
 		if v, ok := p.flag(name); ok {
@@ -425,16 +430,46 @@ func (l *ownerList) put(o snapshot.Owner) {
 // forLines calls fn with the number and text of each line of a file; a file that
 // can't be read has none, and one that is no text ends where that shows.
 func forLines(path string, fn func(n int, line string)) {
-	if st, err := os.Stat(path); err != nil || !st.Mode().IsRegular() { // opening a pipe would wait
-		return
+	if f, err := openRegular(path); err == nil {
+		linesOf(f, fn)
+		f.Close()
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return
-	}
-	defer f.Close()
-	sc := bufio.NewScanner(f)
+}
+
+func linesOf(file io.Reader, fn func(n int, line string)) {
+	sc := bufio.NewScanner(io.LimitReader(file, maxFile))
 	for n := 1; sc.Scan(); n++ {
 		fn(n, sc.Text())
 	}
+}
+
+var errNotRegular = errors.New("not a regular file")
+
+// openRegular opens a regular file. Anybody may have named it, by the arguments of a process: to open a pipe would wait,
+// a device may have no end, and some do something when they are opened.
+func openRegular(path string) (*os.File, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, cmp.Or(err, errNotRegular)
+	}
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) // the same file, whatever the path leads to by now
+}
+
+// openInside opens a regular file by the path that it has for a process, which may be in a container: no link leads out of it.
+func openInside(root, pid, path string) (*os.File, error) {
+	inside, err := os.OpenRoot(filepath.Join(root, "proc", pid, "root"))
+	if err != nil {
+		return nil, err
+	}
+	defer inside.Close()
+	path = strings.TrimPrefix(filepath.Clean("/"+path), "/")
+	if st, err := inside.Stat(path); err != nil || !st.Mode().IsRegular() {
+		return nil, cmp.Or(err, errNotRegular)
+	}
+	return inside.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 }

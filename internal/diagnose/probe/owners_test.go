@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -226,6 +227,35 @@ func TestReadOwnersOddFiles(t *testing.T) {
 	}
 	if got := readOwners(root, 4); len(got) != 0 {
 		t.Errorf("owners %+v", got)
+	}
+}
+
+// Any user may run a program under the name of one that owns settings, with any argument: a file that it names is read only if
+// it is a regular one, and what a container names only inside of it.
+func TestReadOwnersHostileArguments(t *testing.T) {
+	root := tree(t, map[string]string{
+		"proc/9/cmdline":     "dockerd\x00--config-file=/pipe\x00",
+		"proc/41/cmdline":    "kube-proxy\x00--config=/etc/link.conf\x00",
+		"proc/41/root/etc/x": "",
+		"host.conf":          "conntrack:\n  maxPerCore: 7777777\n",
+	})
+	if err := os.Symlink(filepath.Join(root, "host.conf"), filepath.Join(root, "proc/41/root/etc/link.conf")); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(filepath.Join(root, "pipe"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan []snapshot.Owner, 1)
+	go func() { got <- readOwners(root, 4) }()
+	select {
+	case owners := <-got:
+		for _, o := range owners {
+			if o.Setting == "net.netfilter.nf_conntrack_max" && o.Value != "131072" {
+				t.Errorf("a file outside of the container was read: %+v", o)
+			}
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("a pipe was opened, and nobody writes into it")
 	}
 }
 
