@@ -4,6 +4,7 @@ package history
 
 import (
 	"bytes"
+	"compress/flate"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -270,6 +271,73 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+// unsynced is a file on a disk that fails when it has to write.
+type unsynced struct{ *os.File }
+
+func (unsynced) Sync() error { return unix.EIO }
+
+// What was written and may not survive the machine's stop is not counted as lost.
+func TestSyncFails(t *testing.T) {
+	dir, all, failed := t.TempDir(), entries(groupEntries+5), 0
+	w, err := Create(dir, DefaultLimits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.create = func(path string) (file, error) {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+		return unsynced{f}, err
+	}
+	for _, e := range all {
+		if err := w.Add(e); errors.Is(err, unix.EIO) {
+			failed++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); failed != 1 || !errors.Is(err, unix.EIO) {
+		t.Errorf("%d entries were said not to reach the disk, want 1; then %v", failed, err)
+	}
+	got, _ := read(t, dir, Span{})
+	same(t, got, all)
+	for _, e := range got {
+		if e.Lost != "" {
+			t.Errorf("said %q, nothing was lost", e.Lost)
+		}
+	}
+}
+
+// A short segment that would take gigabytes of memory is damaged, and the next group is read.
+func TestManyValues(t *testing.T) {
+	segment := []byte(header)
+	for _, elements := range []int{groupValues, 10} {
+		plain := []byte(`{"looks":[{"inode":1,"whole":[0` + strings.Repeat(",0", elements) + `]}]}`)
+		var out bytes.Buffer
+		w, err := flate.NewWriter(&out, flate.BestSpeed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Write(plain)
+		w.Flush()
+		segment = append(segment, sealed(true, len(plain), out.Bytes())...)
+	}
+	got := 0
+	problems, err := readSegment(segment, func(e *Entry) error { got += len(e.Looks); return nil })
+	if err != nil || got != 1 || len(problems) != 1 || !strings.Contains(problems[0], "more values than natkit writes") {
+		t.Errorf("%d looks, %q, %v", got, problems, err)
+	}
+}
+
+// A text has no more values than are counted in it.
+func TestValuesIn(t *testing.T) {
+	for text, want := range map[string]int{
+		`0`: 1, `[]`: 2, `[1,[2,3],{}]`: 7, `{"a\",[":[",{",2]}`: 4, `"\\\\",[1`: 3,
+	} {
+		if n := valuesIn([]byte(text)); n != want {
+			t.Errorf("%s: %d values, want %d", text, n, want)
+		}
+	}
+}
+
 // A clock that is set back mixes nothing up: entries stay in the order of writing.
 func TestClockSetBack(t *testing.T) {
 	dir, all := t.TempDir(), entries(40)
@@ -462,7 +530,7 @@ func FuzzSegment(f *testing.F) {
 	f.Add(b)
 	f.Add([]byte(header))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		problems, err := readSegment(sealed(b), func(e *Entry) error {
+		problems, err := readSegment(resealed(b), func(e *Entry) error {
 			for _, l := range e.Looks {
 				_, _ = l.Snapshot()
 			}
@@ -479,8 +547,8 @@ func FuzzSegment(f *testing.F) {
 	})
 }
 
-// sealed makes the checksums right, so that what is behind them is reached.
-func sealed(b []byte) []byte {
+// resealed makes the checksums right, so that what is behind them is reached.
+func resealed(b []byte) []byte {
 	b = bytes.Clone(b)
 	for at := 0; at+frameBytes <= len(b); {
 		next := bytes.Index(b[at:], markBytes)

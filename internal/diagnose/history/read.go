@@ -76,8 +76,8 @@ func Read(dir string, span Span, each func(*Entry) error) (damaged []string, err
 
 const tornEnd = "the last interval is incomplete: natkit monitor was killed while it wrote"
 
-// maxSegment is how long a segment may be: of the largest history a part, and one entry.
-const maxSegment = 1 << 30
+// maxSegment is how long a segment may be: what it may have, and one entry.
+const maxSegment = segmentBytes + 2*maxPlain
 
 // readFile reads a segment.
 func readFile(path string) ([]byte, error) {
@@ -173,6 +173,8 @@ type group struct {
 	in   bytes.Buffer // compressed, that was not read yet
 	out  io.Reader
 	last map[uint64]any
+
+	values int // of the entries so far
 }
 
 func newGroup() *group {
@@ -187,6 +189,9 @@ func (g *group) entry(f frame) (*Entry, error) {
 	var plain bytes.Buffer // grows with what is really there
 	if n, err := io.CopyN(&plain, g.out, int64(f.plain)); err != nil {
 		return nil, fmt.Errorf("of %d bytes %d could be decompressed", f.plain, n)
+	}
+	if g.values += valuesIn(plain.Bytes()); g.values > groupValues {
+		return nil, errors.New("more values than natkit writes")
 	}
 	s := stored{Entry: &Entry{}}
 	dec := json.NewDecoder(&plain)

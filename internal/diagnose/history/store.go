@@ -33,8 +33,10 @@ const (
 	frameBytes = 2 + 1 + 4 + 4 + 4
 	flagKey    = 1
 
-	// maxPlain is how long an entry may be before it is compressed.
-	maxPlain = 256 << 20
+	// maxPlain is how long an entry may be before it is compressed, and groupValues how many JSON
+	// values the entries of a group may have: both are in memory while it is read.
+	maxPlain    = 128 << 20
+	groupValues = 8 << 20
 
 	// groupEntries is how many entries a group has: ten minutes of them at the usual interval.
 	groupEntries = 60
@@ -45,6 +47,7 @@ const (
 
 	segmentAge   = time.Hour
 	segmentShare = 16 // of the room that all may take, one segment may take this part
+	segmentBytes = 64 << 20
 
 	suffix = ".segment"
 )
@@ -84,6 +87,7 @@ type Writer struct {
 	out     bytes.Buffer // what flate made of the entry
 	flate   *flate.Writer
 	entries int // of the group; 0: the next is a key
+	values  int // of the group
 	last    map[uint64]any
 	lost    int    // entries that could not be written since the last one that was
 	why     string // of the first of these
@@ -138,19 +142,25 @@ func (w *Writer) Add(e *Entry) error {
 		copied.Lost = strings.TrimPrefix(strings.Join([]string{e.Lost, plural.Count(w.lost, "interval") + " could not be written: " + w.why}, "; "), "; ")
 		e = &copied
 	}
-	err := w.add(e)
-	if err != nil {
+	if err := w.add(e); err != nil {
 		if w.lost++; w.lost == 1 {
 			w.why = err.Error()
 		}
 		return err
 	}
 	w.lost, w.why = 0, ""
+	if w.entries < groupEntries {
+		return nil
+	}
+	w.entries = 0
+	if err := w.seg.Sync(); err != nil { // what was written is there until the machine stops
+		return fmt.Errorf("write the history to the disk: %w", err)
+	}
 	return nil
 }
 
 func (w *Writer) add(e *Entry) error {
-	if w.seg != nil && (time.Since(w.began) >= segmentAge || w.size >= w.limits.Bytes/segmentShare) {
+	if w.seg != nil && (time.Since(w.began) >= segmentAge || w.size >= min(w.limits.Bytes/segmentShare, segmentBytes)) {
 		err := cmp.Or(w.seg.Sync(), w.seg.Close())
 		w.seg, w.entries = nil, 0
 		if err != nil {
@@ -176,12 +186,7 @@ func (w *Writer) add(e *Entry) error {
 	}
 	w.size += int64(len(frame))
 	w.last = last
-	if w.entries++; w.entries == groupEntries {
-		w.entries = 0
-		if err := w.seg.Sync(); err != nil {
-			return fmt.Errorf("write the history: %w", err)
-		}
-	}
+	w.entries++
 	return nil
 }
 
@@ -250,9 +255,18 @@ func (w *Writer) frame(e *Entry) (frame []byte, last map[uint64]any, err error) 
 	if err != nil {
 		return nil, nil, fmt.Errorf("store an interval: %w", err)
 	}
-	if len(plain) > maxPlain {
-		return nil, nil, fmt.Errorf("store an interval: %d MB are more than the history takes at once", len(plain)>>20)
+	values := valuesIn(plain)
+	if len(plain) > maxPlain || values > groupValues {
+		return nil, nil, fmt.Errorf("store an interval: %d values in %d MB are more than the history takes at once", values, len(plain)>>20)
 	}
+	if !key && w.values+values > groupValues {
+		w.entries = 0
+		return w.frame(e)
+	}
+	if key {
+		w.values = 0
+	}
+	w.values += values
 	w.out.Reset()
 	switch {
 	case w.flate == nil:
@@ -269,21 +283,42 @@ func (w *Writer) frame(e *Entry) (frame []byte, last map[uint64]any, err error) 
 	if err := w.flate.Flush(); err != nil {
 		return nil, nil, err
 	}
-	frame = make([]byte, frameBytes, frameBytes+w.out.Len())
+	return sealed(key, len(plain), w.out.Bytes()), last, nil
+}
+
+// sealed is a frame of what was compressed.
+func sealed(key bool, plain int, payload []byte) []byte {
+	frame := make([]byte, frameBytes, frameBytes+len(payload))
 	binary.BigEndian.PutUint16(frame, mark)
 	if key {
 		frame[2] = flagKey
 	}
-	binary.BigEndian.PutUint32(frame[3:], uint32(len(plain)))
-	binary.BigEndian.PutUint32(frame[7:], uint32(w.out.Len()))
-	frame = append(frame, w.out.Bytes()...)
+	binary.BigEndian.PutUint32(frame[3:], uint32(plain))
+	binary.BigEndian.PutUint32(frame[7:], uint32(len(payload)))
+	frame = append(frame, payload...)
 	binary.BigEndian.PutUint32(frame[11:], checksum(frame))
-	return frame, last, nil
+	return frame
 }
 
 // checksum is of a whole frame but for the checksum itself.
 func checksum(frame []byte) uint32 {
 	return crc32.Update(crc32.Checksum(frame[:11], castagnoli), castagnoli, frame[frameBytes:])
+}
+
+// valuesIn is how many values JSON has at most: each needs room when it is read.
+func valuesIn(b []byte) int {
+	n, text := 1, false
+	for i := 0; i < len(b); i++ {
+		switch c := b[i]; {
+		case text && c == '\\':
+			i++
+		case c == '"':
+			text = !text
+		case !text && (c == ',' || c == '[' || c == '{'):
+			n++
+		}
+	}
+	return n
 }
 
 // asTree is a look as JSON values.
