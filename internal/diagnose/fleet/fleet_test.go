@@ -360,6 +360,44 @@ func TestUnread(t *testing.T) {
 	}
 }
 
+// Long replies of many nodes at once take bounded memory, and none is lost for waiting.
+func TestLongReplies(t *testing.T) {
+	const nodes, most = 24, 300 << 20
+	before, err := Marshal(&Node{Name: "n", Namespaces: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest := bytes.Repeat([]byte(" "), 1<<20)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Write(before)
+		for range 15 {
+			w.Write(rest)
+		}
+	}))
+	defer server.Close()
+	var names []string
+	for i := range nodes {
+		names = append(names, fmt.Sprintf("%s/%d", server.URL, i))
+	}
+	begun, peak := heap(), uint64(0)
+	Read(t.Context(), names, 30*time.Second, func(in Input) {
+		peak = max(peak, heap())
+		if in.Err != nil {
+			t.Errorf("%s: %v", in.Name, in.Err)
+		}
+	})
+	if peak > begun+most {
+		t.Errorf("%d MB were taken for %d replies, want at most %d", (peak-begun)>>20, nodes, most>>20)
+	}
+}
+
+// heap is how much memory the process has for its objects, those of the past that were not collected among them.
+func heap() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapInuse
+}
+
 // Who is interrupted does not wait for nodes that do not reply.
 func TestInterrupted(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")

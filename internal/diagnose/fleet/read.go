@@ -5,6 +5,7 @@ package fleet
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -40,6 +41,10 @@ const (
 	mostFetches = 64
 	// mostHead is how long the head of an HTTP reply may be.
 	mostHead = 64 << 10
+	// mostShort is how long a reply may be that is read beside any number of others: that of natkit monitor
+	// is shorter. Of longer ones mostLong are read at once.
+	mostShort = 256 << 10
+	mostLong  = 4
 )
 
 // Read reads files and URLs, several at once, each until timeout; each is called with one after
@@ -47,12 +52,12 @@ const (
 func Read(ctx context.Context, names []string, timeout time.Duration, each func(Input)) {
 	queue, results := make(chan string), make(chan Input)
 	// Judging takes processor time and room, waiting for a reply does not.
-	judging := make(chan struct{}, runtime.GOMAXPROCS(0))
+	turns := turns{judging: make(chan struct{}, runtime.GOMAXPROCS(0)), long: make(chan struct{}, mostLong)}
 	var workers sync.WaitGroup
 	for range min(mostFetches, len(names)) {
 		workers.Go(func() {
 			for name := range queue {
-				node, err := readOne(ctx, name, timeout, judging)
+				node, err := readOne(ctx, name, timeout, turns)
 				results <- Input{name, node, err}
 			}
 		})
@@ -70,13 +75,17 @@ func Read(ctx context.Context, names []string, timeout time.Duration, each func(
 	}
 }
 
-func readOne(ctx context.Context, name string, timeout time.Duration, judging chan struct{}) (*Node, error) {
+// turns bound what goes on at once: what is sent to them is taken back at the end.
+type turns struct{ judging, long chan struct{} }
+
+func readOne(ctx context.Context, name string, timeout time.Duration, turns turns) (*Node, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, errors.New("interrupted before it was read")
 	}
 	if strings.Contains(name, "://") {
 		// The whole of it before the turn to judge: a slow node must not hold up the others.
-		b, err := fetch(ctx, name, timeout)
+		b, done, err := fetch(ctx, name, timeout, turns.long)
+		defer done()
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
@@ -86,12 +95,12 @@ func readOne(ctx context.Context, name string, timeout time.Duration, judging ch
 		if len(b) > maxReply {
 			return nil, fmt.Errorf("the reply is longer than %d MB", maxReply>>20)
 		}
-		judging <- struct{}{}
-		defer func() { <-judging }()
+		turns.judging <- struct{}{}
+		defer func() { <-turns.judging }()
 		return parse(bytes.NewReader(b))
 	}
-	judging <- struct{}{}
-	defer func() { <-judging }()
+	turns.judging <- struct{}{}
+	defer func() { <-turns.judging }()
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, fileInWords(err)
@@ -137,8 +146,48 @@ func kindOf(head []byte) string {
 	return kind
 }
 
-// fetch asks for a URL, until timeout or the end of ctx. A reply of one request over plain HTTP is all that natkit monitor has.
-func fetch(ctx context.Context, address string, timeout time.Duration) ([]byte, error) {
+// fetch asks for a URL, until timeout or the end of ctx. A long reply takes one of long, and then has
+// the timeout once more; done gives it back. A reply of one request over plain HTTP is all that natkit
+// monitor has.
+func fetch(ctx context.Context, address string, timeout time.Duration, long chan struct{}) (reply []byte, done func(), err error) {
+	done = func() {}
+	u, err := urlOf(address)
+	if err != nil {
+		return nil, done, err
+	}
+	port := cmp.Or(u.Port(), "80")
+	deadline := time.Now().Add(timeout)
+	conn, err := (&net.Dialer{Deadline: deadline}).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
+	if err != nil {
+		return nil, done, err
+	}
+	defer conn.Close()
+	conn.SetDeadline(deadline)
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	// HTTP/1.0: the reply ends with the connection, and is not sent in chunks.
+	if _, err = fmt.Fprintf(conn, "GET %s HTTP/1.0\r\nHost: %s\r\nUser-Agent: natkit\r\nAccept: application/json\r\n\r\n", u.RequestURI(), u.Host); err != nil {
+		return nil, done, err
+	}
+	in, err := replyOf(conn)
+	if err != nil {
+		return nil, done, err
+	}
+	begin, err := io.ReadAll(io.LimitReader(in, mostShort))
+	if err != nil || len(begin) < mostShort {
+		return begin, done, err
+	}
+	select {
+	case long <- struct{}{}:
+	case <-ctx.Done():
+		return nil, done, ctx.Err()
+	}
+	conn.SetDeadline(time.Now().Add(timeout))
+	reply, err = io.ReadAll(io.LimitReader(io.MultiReader(bytes.NewReader(begin), in), maxReply+1))
+	return reply, func() { <-long }, err
+}
+
+// urlOf is where to ask: at natkit monitor's path, unless another is named.
+func urlOf(address string) (*url.URL, error) {
 	u, err := url.Parse(address)
 	switch {
 	case err != nil || u.Host == "":
@@ -151,29 +200,7 @@ func fetch(ctx context.Context, address string, timeout time.Duration) ([]byte, 
 	if u.Path == "" || u.Path == "/" {
 		u.Path = Path
 	}
-	port := u.Port()
-	if port == "" {
-		port = "80"
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	deadline, _ := ctx.Deadline()
-	conn.SetDeadline(deadline)
-	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
-	// HTTP/1.0: the reply ends with the connection, and is not sent in chunks.
-	if _, err = fmt.Fprintf(conn, "GET %s HTTP/1.0\r\nHost: %s\r\nUser-Agent: natkit\r\nAccept: application/json\r\n\r\n", u.RequestURI(), u.Host); err != nil {
-		return nil, err
-	}
-	in, err := replyOf(conn)
-	if err != nil {
-		return nil, err
-	}
-	return io.ReadAll(io.LimitReader(in, maxReply+1))
+	return u, nil
 }
 
 // replyOf reads the head of a reply, and is an error for any but 200.
