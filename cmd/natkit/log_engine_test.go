@@ -203,26 +203,33 @@ func (w *wire) rules(command, text string) {
 	}
 }
 
-// logs runs natkit log, as a process of its own.
-func (w *wire) logs(dir string) (end func(unix.Signal)) {
+// runs runs a command of natkit for the gateway, as a process of its own.
+func (w *wire) runs(command string, args ...string) (out *log, end func(unix.Signal)) {
 	w.t.Helper()
-	cmd := exec.Command(ktest.Natkit(w.t), "log", "--netns", w.gateway, "--dir", dir)
-	var out log
-	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd := exec.Command(ktest.Natkit(w.t), append([]string{command, "--netns", w.gateway}, args...)...)
+	out = &log{}
+	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Start(); err != nil {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	ktest.Wait(w.t, time.Minute, "natkit log to record", func() bool { return out.has("recording in " + dir) })
-	return func(s unix.Signal) {
+	return out, func(s unix.Signal) {
 		w.t.Helper()
 		if err := cmd.Process.Signal(s); err != nil {
 			w.t.Fatal(err)
 		}
 		if err := cmd.Wait(); err != nil && s != unix.SIGKILL {
-			w.t.Errorf("natkit log: %v: %s", err, out.text.String())
+			w.t.Errorf("natkit %s: %v: %s", command, err, out.text.String())
 		}
 	}
+}
+
+// logs runs natkit log, until end.
+func (w *wire) logs(dir string) (end func(unix.Signal)) {
+	w.t.Helper()
+	out, end := w.runs("log", "--dir", dir)
+	ktest.Wait(w.t, time.Minute, "natkit log to record", func() bool { return out.has("recording in " + dir) })
+	return end
 }
 
 // check asks the log for everything that was on the wire. inGap: where the log has a gap, somebody
@@ -420,24 +427,7 @@ func TestServeKeepsLog(t *testing.T) {
 		}
 	}
 	write("log: {folder: " + dirs[0] + "}\n")
-	serve := func() (out *log, end func(unix.Signal)) {
-		cmd := exec.Command(ktest.Natkit(t), "serve", "--attach", "tc", "--netns", w.gateway, "-f", file)
-		out = &log{}
-		cmd.Stdout, cmd.Stderr = out, out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		return out, func(s unix.Signal) {
-			t.Helper()
-			if err := cmd.Process.Signal(s); err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Wait(); err != nil && s != unix.SIGKILL {
-				t.Errorf("natkit serve: %v: %s", err, out.text.String())
-			}
-		}
-	}
+	serve := func() (out *log, end func(unix.Signal)) { return w.runs("serve", "--attach", "tc", "-f", file) }
 	says := func(out *log, what string) {
 		t.Helper()
 		ktest.Wait(t, time.Minute, what, func() bool { return out.has(what) })
