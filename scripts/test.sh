@@ -45,16 +45,15 @@ if [ -d cmd/natkit ] && CGO_ENABLED=0 go build -ldflags '-s -w' -o "$work/natkit
     export NATKIT_TEST_PROGRAM=$work/natkit
 fi
 
-# As root the tests work with the kernel: nothing is cached. Two packages run side by side,
-# and those whose tests measure, or look at the whole machine, by themselves. To link with what
-# debuggers read takes longer than most packages take.
+# As root the tests work with the kernel: nothing is cached, and three packages run side by
+# side, for they wait about as much as they work. To link with what debuggers read takes longer
+# than most packages take, and make lint vets.
 args=(-timeout 25m -ldflags '-s -w')
-alone='/(cmd/natkit|internal/(bench|diagnose/probe|kernel/observe|lab))$'
-longest='/internal/(scenario|nat/control|nat/datapath|testutil/archtest)$'
+longest='cmd/natkit nat/datapath nat/control scenario bench diagnose/follow testutil/archtest diagnose/probe'
 root=
 if [ "$(id -u)" = 0 ]; then
     root=1
-    args+=(-count=1)
+    args+=(-count=1 -p 3 -vet=off)
 fi
 # Under the race detector coverage would cost as much again.
 case "$long $* " in *' -race '* | 1*) ;; *) args+=(-cover) ;; esac
@@ -89,19 +88,12 @@ if [ -n "$long" ]; then
     awk '{ print $1 }' "$work/long" | sort -u | xargs go list | grep -Fxf - "$work/packages" >"$work/with"
     mv "$work/with" "$work/packages"
 fi
-if [ -n "$root" ]; then
+mapfile -t packages < <(
     # The longest first: nothing is left to run beside one that begins last.
-    mapfile -t together < <(
-        grep -E "$longest" "$work/packages" | sort -r || true
-        grep -vE "$alone|$longest" "$work/packages"
-    )
-    mapfile -t measuring < <(grep -E "$alone" "$work/packages")
-    [ ${#together[@]} = 0 ] || run -p 2 "$@" "${together[@]}" || status=$?
-    [ ${#measuring[@]} = 0 ] || run -p 1 "$@" "${measuring[@]}" || status=$?
-else
-    mapfile -t together <"$work/packages"
-    run "$@" "${together[@]}" || status=$?
-fi
+    for name in $longest; do grep "/$name\$" "$work/packages" || true; done
+    grep -vE "/(${longest// /|})\$" "$work/packages" || true
+)
+run "$@" "${packages[@]}" || status=$?
 present | comm -13 "$work/before" - >"$work/left"
 
 # Lines "package test" of what failed, in a package that came to its end: then its own

@@ -238,7 +238,7 @@ func (w *wire) check(dir string, sessions, gaps bool) {
 	w.t.Helper()
 	wrong, inGap := 0, 0
 	seen := w.sightings()
-	step := len(seen)/(500*whoRounds(w.t)) + 1
+	step := len(seen)/(200*whoRounds(w.t)) + 1
 	for i, s := range seen {
 		if i%step != 0 {
 			continue

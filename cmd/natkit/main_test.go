@@ -22,6 +22,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	ktest.MoreAtOnce(3)
 	code := m.Run()
 	ktest.CleanNatkit()
 	os.Exit(code)
