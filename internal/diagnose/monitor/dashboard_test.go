@@ -37,6 +37,7 @@ var panels = []panel{
 	{"SNAT ports in use towards the busiest destination", "short", []*exposition.Family{descPortsUsed}},
 	{"Share of the busiest destination", "percentunit", []*exposition.Family{descTopShare}},
 	{"Top talkers", "short", []*exposition.Family{descTalkers}},
+	{"Namespaces watched, and not", "short", []*exposition.Family{descSpaces, descUnwatched}},
 	{"natkit's engines", "short", []*exposition.Family{descEngine, descDrift}},
 	{"Sessions of the engines", "percentunit", []*exposition.Family{descEngineUse}},
 	{"Forecasts checked and held", "short", []*exposition.Family{descChecked, descHeld}},

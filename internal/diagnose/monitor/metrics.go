@@ -28,7 +28,7 @@ const readingHolds = 15 * time.Minute
 const (
 	maxActive  = 60 // findings that are on, with two series each
 	maxSpaces  = 30 // namespaces with a table, of those with most entries
-	maxEngines = 15
+	maxEngines = 14
 	maxPorts   = 20 // outside addresses, by protocol
 	maxTalkers = 10
 	maxPools   = 5  // of engines, fullest first, with six series each
@@ -46,6 +46,7 @@ var (
 	descImpact    = exposition.Metric("finding_impact", "Packets or connections that the cause lost in the last window; below 1 how near the limit is.", "cause", "namespace")
 	descOmitted   = exposition.Metric("findings_omitted", "Findings at work that have no series because there are too many.")
 	descSpaces    = exposition.Metric("namespaces", "Network namespaces that are watched.")
+	descUnwatched = exposition.Metric("namespaces_unwatched", "Network namespaces that are not watched because there are too many.")
 	descEntries   = exposition.Metric("conntrack_entries", "Entries of the connection tracking table.", "namespace")
 	descLimit     = exposition.Metric("conntrack_entries_limit", "Maximum number of entries of a namespace: nf_conntrack_max.", "namespace")
 	descOthers    = exposition.Metric("conntrack_entries_others", "Entries of the namespaces that have no series of their own.")
@@ -89,7 +90,7 @@ var (
 
 // Families are all of the monitor's own, in the order of the dashboard.
 var Families = []*exposition.Family{
-	descFinding, descImpact, descOmitted, descSpaces, descEntries, descLimit, descOthers, descFull, descFullEarly, descFullLate, descChecked, descHeld, descStats, descDrops, descDropsLost,
+	descFinding, descImpact, descOmitted, descSpaces, descUnwatched, descEntries, descLimit, descOthers, descFull, descFullEarly, descFullLate, descChecked, descHeld, descStats, descDrops, descDropsLost,
 	descTracing, descPortsUsed, descTopShare, descReadAt, descTalkers, descEngine, descEngineUse, descDrift, descSubs, descPoolUsed, descPoolSubs, descPoolPorts, descPoolBlock, descRefused, descTopSubs, descLogGaps, descLogAge, descSinkUp, descSinkLate, descSinkWait, descIntervals, descLast, descLooks, descDumps, descHistory, descTuneWould, descTuned, descCausesLot,
 	kubernetes.Families[0], kubernetes.Families[1], kubernetes.Families[2], kubernetes.Families[3],
 }
@@ -105,6 +106,7 @@ type state struct {
 	hostname      string
 	configuration map[string]string // of the host's namespace, to compare nodes by
 	titles        map[uint64]string // of all namespaces
+	unwatched     int               // namespaces
 	spaces        []spaceState
 	trends        map[uint64]*tableTrend
 	checked, held int // of namespaces that are gone, too
@@ -163,7 +165,7 @@ func (m *monitor) observe(r *probe.Round) {
 	st.looks += uint64(len(r.Looks))
 	st.spaces = st.spaces[:0]
 	there := map[uint64]bool{}
-	st.titles = map[uint64]string{}
+	st.titles, st.unwatched = map[uint64]string{}, r.Unwatched
 	for _, s := range r.Samples {
 		there[s.Netns.Inode] = true
 		st.titles[s.Netns.Inode] = Title(s.Netns)
@@ -304,6 +306,7 @@ func (st *state) exposeTables(e *exposition.Exposition) {
 	spaces := slices.Clone(st.spaces)
 	slices.SortStableFunc(spaces, func(a, b spaceState) int { return cmp.Compare(b.count, a.count) })
 	e.Gauge(descSpaces, float64(len(st.titles)))
+	e.Gauge(descUnwatched, float64(st.unwatched))
 	others, shown := uint64(0), map[string]bool{}
 	for _, s := range spaces {
 		name := Title(s.netns)

@@ -32,7 +32,7 @@ func crowded() *monitor {
 		m.tuner.proposed[settingKey{uint64(i), "net.ipv4.ipfrag_high_thresh"}] = history.Tuning{Kind: history.Proposed, Setting: "net.ipv4.ipfrag_high_thresh", Namespace: fmt.Sprint("n", i), New: "8388608"}
 	}
 	m.observeTunings([]history.Tuning{{Kind: history.Proposed}, {Kind: history.TakenBack}})
-	r := &probe.Round{At: noon}
+	r := &probe.Round{At: noon, Unwatched: 12}
 	for i := range 400 {
 		n := snapshot.Netns{Inode: uint64(i + 1), Name: fmt.Sprintf("n%d", i), Init: i == 0}
 		for w := range onAfter {

@@ -150,7 +150,11 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	e.Events = append(e.Events, m.findings.gone(func(inode uint64) bool { return !there[inode] }, e.At)...)
 	e.Tunings = append(e.Tunings, m.tuningDue(ctx, there)...)
 	maps.DeleteFunc(m.sysctls, func(inode uint64, _ map[string]string) bool { return !there[inode] })
-	m.store(e)
+	problem := m.store(e)
+	if problem == nil && r.Unwatched > 0 {
+		problem = fmt.Errorf("there are more than %d network namespaces: the others are not watched, %s says how many", probe.MaxNamespaces, descUnwatched.Name)
+	}
+	m.trouble(problem)
 	m.observe(r)
 	m.reportToKubernetes()
 	for _, event := range e.Events {
@@ -282,10 +286,10 @@ func moved(s *snapshot.Snapshot) *snapshot.Snapshot {
 	return out
 }
 
-// store writes the history. That it can't be written is said once, and ends nothing.
-func (m *monitor) store(e *history.Entry) {
+// store writes the history. That it can't be written ends nothing.
+func (m *monitor) store(e *history.Entry) error {
 	if m.o.History == nil {
-		return
+		return nil
 	}
 	err := m.o.History.Add(e)
 	m.mu.Lock()
@@ -294,7 +298,7 @@ func (m *monitor) store(e *history.Entry) {
 	}
 	m.state.historyError = err
 	m.mu.Unlock()
-	m.trouble(err)
+	return err
 }
 
 // trouble says a problem of the monitor itself, once as long as it lasts.

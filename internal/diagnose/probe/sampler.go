@@ -29,9 +29,12 @@ type Sampler struct {
 	shared *sharedSources
 	traced time.Time // when the drop tracer was opened
 	places []netns.Place
-	seen   map[uint64]*sampled
-	rounds int
-	walks  walks
+	most   int // places
+	// unwatched is how many more places there are.
+	unwatched int
+	seen      map[uint64]*sampled
+	rounds    int
+	walks     walks
 	// renewed are numbers that another namespace has got since the last round.
 	renewed []uint64
 	// sampledAt is when the last samples were taken.
@@ -74,6 +77,8 @@ type Round struct {
 	// free number, so that a container that is started again mostly has the one from before.
 	Renewed []uint64
 	Changes []Change
+	// Unwatched is how many namespaces there are beyond those that can be watched at once.
+	Unwatched int
 	// NoDrops is why drops are not traced; nil if they are.
 	NoDrops error
 }
@@ -137,7 +142,7 @@ func OpenSampler(opts Options) (*Sampler, error) {
 	if opts.Progress == nil {
 		opts.Progress = func(string, float64) {}
 	}
-	p := &Sampler{opts: opts, shared: openShared(), traced: time.Now(), seen: map[uint64]*sampled{}}
+	p := &Sampler{opts: opts, shared: openShared(), traced: time.Now(), seen: map[uint64]*sampled{}, most: MaxNamespaces}
 	p.opts.shared = p.shared
 	p.opts.NoSeries = true
 	if err := p.find(); err != nil {
@@ -173,7 +178,8 @@ func (p *Sampler) find() error {
 	if err != nil {
 		return fmt.Errorf("look for network namespaces: %w", err)
 	}
-	p.places = places[:min(len(places), maxNamespaces)]
+	p.places = places[:min(len(places), p.most)]
+	p.unwatched = len(places) - len(p.places)
 	p.rounds++
 	for _, place := range p.places {
 		n := p.seen[place.Inode]
@@ -210,7 +216,7 @@ func (p *Sampler) Round(ctx context.Context, t RoundOptions) (*Round, error) {
 	if err := p.find(); err != nil {
 		return nil, err
 	}
-	out := &Round{}
+	out := &Round{Unwatched: p.unwatched}
 	began := time.Now()
 	var early snapshot.Drops
 	readings := p.beginLooks(ctx, t, out)

@@ -115,6 +115,25 @@ func TestLiveNumberIsGivenAgain(t *testing.T) {
 	}
 }
 
+// Namespaces beyond those that are watched at once are counted, and none is forgotten by the count.
+func TestLiveTooManyNamespaces(t *testing.T) {
+	newNetns(t)
+	p, err := OpenSampler(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	p.most = 1
+	r, err := p.Round(t.Context(), RoundOptions{Window: time.Millisecond})
+	if err != nil || len(r.Samples) != 1 || r.Unwatched < 1 {
+		t.Fatalf("%d samples, %d unwatched, %v", len(r.Samples), r.Unwatched, err)
+	}
+	p.most = MaxNamespaces
+	if r, err = p.Round(t.Context(), RoundOptions{Window: time.Millisecond}); err != nil || len(r.Samples) < 2 || r.Unwatched != 0 {
+		t.Fatalf("%d samples, %d unwatched, %v", len(r.Samples), r.Unwatched, err)
+	}
+}
+
 // A namespace may be there before the processes of its pod: when these have come it gets their name.
 func TestLiveNameComesLater(t *testing.T) {
 	h := newNetns(t)

@@ -21,9 +21,9 @@ import (
 	"natkit/internal/snapshot"
 )
 
-// maxNamespaces is how many namespaces are watched at once: each takes some
+// MaxNamespaces is how many namespaces are watched at once: each takes some
 // milliseconds to read, and holds its start values during the window.
-const maxNamespaces = 500
+const MaxNamespaces = 500
 
 // atOnce is how many namespaces are read at once. Much of the time the kernel waits, until no
 // processor looks at a packet socket that is closed; and each that is read holds a Snapshot
@@ -140,7 +140,7 @@ func (a *allReadings) begin(ctx context.Context, places []netns.Place) {
 	inOrder(len(places), func(i int) begun {
 		return beginAt(ctx, a.opts, places[i], i > 0)
 	}, func(i int, b begun) bool {
-		full := len(a.readings) >= maxNamespaces
+		full := len(a.readings) >= MaxNamespaces
 		switch {
 		case full && b.reading != nil:
 			b.reading.release()
@@ -152,10 +152,10 @@ func (a *allReadings) begin(ctx context.Context, places []netns.Place) {
 			a.readings, a.watched, a.networks = append(a.readings, b.reading), append(a.watched, b.netns), append(a.networks, b.networks...)
 		}
 		a.opts.Progress(fmt.Sprintf("reading start values: namespace %d of %d", i+1, len(places)), 0)
-		if more := len(places) - i - 1; !full && len(a.readings) == maxNamespaces && more > 0 {
-			a.out.Skipped = append(a.out.Skipped, fmt.Sprintf("%d more: no more than %d are watched at once, use --netns for one of them", more, maxNamespaces))
+		if more := len(places) - i - 1; !full && len(a.readings) == MaxNamespaces && more > 0 {
+			a.out.Skipped = append(a.out.Skipped, fmt.Sprintf("%d more: no more than %d are watched at once, use --netns for one of them", more, MaxNamespaces))
 		}
-		return len(a.readings) < maxNamespaces && ctx.Err() == nil
+		return len(a.readings) < MaxNamespaces && ctx.Err() == nil
 	})
 }
 
