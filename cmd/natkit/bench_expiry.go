@@ -24,11 +24,10 @@ generator another, in separate namespaces.
 
 Connection tracking removes expired sessions up to a minute late: "Sessions that
 expired during the trial" shows how many were removed while packets were timed. The
-garbage collection of the eBPF engine runs for 25 microseconds at a time, a
-millisecond apart, so not all sessions leave the table within the ten seconds of a
-trial.
+eBPF engine removes them in slices of some microseconds, for which the packets of
+one CPU wait.
 
-Trials take turns. A disturbed trial is repeated; figures that stay disturbed are
+Trials take turns and time packets for 30 seconds. A disturbed trial is repeated; figures that stay disturbed are
 labelled. The defaults take about six minutes.
 
 ` + routerList(),

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"natkit/internal/words/plural"
@@ -40,6 +41,7 @@ const (
 const MetricExpired = "expired_sessions"
 
 func (o *ExpiryOptions) check() error {
+	o.spare, o.window = cmp.Or(o.spare, expirySpare), cmp.Or(o.window, expiryWindow)
 	cpus, err := allowedCPUs()
 	switch {
 	case err != nil:
@@ -56,6 +58,9 @@ func (o *ExpiryOptions) check() error {
 		return refuse("Trials", "%d: want 1 to %d", o.Trials, MaxTrials)
 	case len(cpus) < 2:
 		return refuse("Routers", "the generator and the router want a CPU each, and natkit may use one only")
+	}
+	if least := 2 * float64(o.Flows) / o.lifetime().Seconds(); o.Rate < least {
+		return refuse("Rate", "%g packets a second of %s, which would expire between two of their packets: want %.0f at least", o.Rate, plural.Count(o.Flows, "flow"), math.Ceil(least))
 	}
 	return nil
 }
@@ -83,7 +88,6 @@ func Expiry(ctx context.Context, o ExpiryOptions) (res *Result, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	o.spare, o.window = cmp.Or(o.spare, expirySpare), cmp.Or(o.window, expiryWindow)
 	o.About.complete()
 	r := &expiryRun{ExpiryOptions: o, res: newResult("expiry", o.About), filled: map[*dut]time.Time{}, expired: map[*trial]float64{}}
 	defer func() {

@@ -175,4 +175,8 @@ func TestExpiry(t *testing.T) {
 			t.Errorf("%s: %v", option, err)
 		}
 	}
+	o.Rate = 10 // a packet a second of each flow, which expires after one
+	if err := o.check(); !errors.As(err, new(*OptionError)) || !strings.Contains(err.Error(), "want 20 at least") {
+		t.Errorf("flows that expire: %v", err)
+	}
 }

@@ -52,10 +52,11 @@ func planCarrier(o Options) (plan, error) {
 	return p, nil
 }
 
-// subscribersIn are the addresses after the first 1024 of the network.
+// subscribersIn are the addresses after the first 1024 of the network. Its last one, the broadcast address, is none of them.
 func subscribersIn(network netip.Prefix) (netip.Prefix, error) {
-	if network.Bits() >= subscriberBits {
-		return netip.Prefix{}, fmt.Errorf("network %s: no room for a /%d of subscribers, want /%d or shorter", network, subscriberBits, subscriberBits-1)
+	const longest = subscriberBits - 2
+	if network.Bits() > longest {
+		return netip.Prefix{}, fmt.Errorf("network %s: no room for a /%d of subscribers, want /%d or shorter", network, subscriberBits, longest)
 	}
 	b := network.Addr().As4()
 	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+1<<(32-subscriberBits))
