@@ -42,6 +42,8 @@ func parseTarget(raw string, keepAlive bool, headers []string) (*httpTarget, err
 		return nil, refuse("URL", "%q: want http://HOST[:PORT]/PATH", raw)
 	case u.Hostname() == "":
 		return nil, refuse("URL", "%q: no host", raw)
+	case strings.Contains(u.Hostname(), "%"):
+		return nil, refuse("URL", "%q: a link-local address, to which no router forwards", raw)
 	case u.User != nil:
 		return nil, refuse("URL", "%q: user and password are not sent; give them as {Headers} 'Authorization: ...'", raw)
 	}

@@ -613,6 +613,7 @@ func TestOptions(t *testing.T) {
 		{HTTPOptions{URL: ""}, "URL"},
 		{HTTPOptions{URL: "https://127.0.0.1/"}, "URL"},
 		{HTTPOptions{URL: "ftp://127.0.0.1/"}, "URL"},
+		{HTTPOptions{URL: "http://[fe80::1%25eth0]/"}, "URL"},
 		{HTTPOptions{URL: "http:///path"}, "URL"},
 		{HTTPOptions{URL: "http://u:p@127.0.0.1/"}, "URL"},
 		{HTTPOptions{URL: "127.0.0.1:0"}, "URL"},

@@ -205,6 +205,9 @@ func (p *Sampler) begin(place netns.Place) *sampled {
 		n.cookie = before.cookie // it may be the same, by another reference: samples tells
 	}
 	p.seen[place.Inode] = n
+	if t := p.shared.drops.tracer; t != nil {
+		t.Forget(place.Inode)
+	}
 	return n
 }
 

@@ -155,6 +155,10 @@ func (d *Drops) nameSecond() error {
 	return nil
 }
 
+// Forget forgets how the namespace with this number is found and what its interfaces are called: another one has got the
+// number, or it is found by another name.
+func (d *Drops) Forget(inode uint64) { d.namespaces.forget(inode) }
+
 // Close stops counting.
 func (d *Drops) Close() error {
 	var errs []error

@@ -63,21 +63,40 @@ func (n *namespaces) scan() {
 		if err != nil {
 			continue
 		}
-		inode, _ := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(link, "net:["), "]"), 10, 64)
-		add(inode, "pid:"+strings.Split(path, "/")[2])
+		add(netnsNumber(link), "pid:"+strings.Split(path, "/")[2])
 	}
 }
 
 // ref returns the reference of the namespace with this inode number.
 func (n *namespaces) ref(inode uint64) (ref string, ok bool) {
-	if ref, ok = n.refs[inode]; ok || inode == 0 || n.unknown[inode] {
+	if ref, ok = n.refs[inode]; ok && leads(ref, inode) {
 		return ref, ok
+	}
+	if inode == 0 || n.unknown[inode] {
+		return "", false
 	}
 	n.scan()
 	if ref, ok = n.refs[inode]; !ok {
 		n.unknown[inode] = true
 	}
 	return ref, ok
+}
+
+// leads says whether a reference by a process is still one of the namespace: the process may have ended. Names are
+// looked at when they are opened.
+func leads(ref string, inode uint64) bool {
+	pid, ok := strings.CutPrefix(ref, "pid:")
+	if !ok {
+		return true
+	}
+	link, _ := os.Readlink("/proc/" + pid + "/ns/net")
+	return netnsNumber(link) == inode
+}
+
+// netnsNumber is the inode number that a link in /proc/PID/ns names, 0 for none.
+func netnsNumber(link string) uint64 {
+	inode, _ := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(link, "net:["), "]"), 10, 64)
+	return inode
 }
 
 // forget forgets what is known of a namespace that has gone: another may get its number.

@@ -54,6 +54,18 @@ func TestNamespaces(t *testing.T) {
 	if _, ok := n.ref(1); ok {
 		t.Error("namespace 1 was found")
 	}
+	// The process that led there has ended, or its number is another's: something else leads there still.
+	for _, ended := range []string{"pid:4194304", "pid:1"} {
+		n.refs[h.Inode()] = ended
+		if err := n.do(h.Inode(), func() error { return nil }); err != nil || n.refs[h.Inode()] != name {
+			t.Errorf("by %s: %v, by %q", ended, err, n.refs[h.Inode()])
+		}
+	}
+	n.unknown[h.Inode()], n.interfaces[deviceKey{h.Inode(), 5}] = true, "old0"
+	(&Drops{namespaces: n}).Forget(h.Inode())
+	if ref, ok := n.ref(h.Inode()); ref != name || !ok || n.device(h.Inode(), 5) != "if5" {
+		t.Errorf("another namespace with the number: %q, %v, its device 5 %q", ref, ok, n.device(h.Inode(), 5))
+	}
 	several := newNamespaces()
 	delete(several.refs, h.Inode()) // made since
 	several.learn([]uint64{0, 1, 2, h.Inode(), own})
