@@ -124,6 +124,12 @@ func TestTransfer(t *testing.T) {
 		}
 	}
 
+	// A thread that gets a processor late sends all the same.
+	lateSource, lateTarget := s.endpoints(bulkPort)
+	if got, err := (transfer{source: lateSource, target: lateTarget, streams: 1, duration: time.Nanosecond}).run(t.Context(), testbed); err != nil || got.bytes == 0 {
+		t.Errorf("its time over before it began: %+v, %v", got, err)
+	}
+
 	// An interrupt ends it, wherever its threads wait.
 	ctx, cancel := context.WithCancelCause(t.Context())
 	interrupt := errors.New("interrupted by the test")

@@ -194,7 +194,8 @@ func pinned(cpu int, fn func() error) error {
 	})
 }
 
-// send writes until its time is over or its bytes are sent, and ends the stream.
+// send writes until its time is over or its bytes are sent, and ends the stream. It writes
+// once at least: on a busy machine it may begin when its time is over.
 func (t transfer) send(fd int, start time.Time) error {
 	chunk := make([]byte, transferChunk)
 	for i := range chunk {
@@ -203,7 +204,7 @@ func (t transfer) send(fd int, start time.Time) error {
 	for left := t.bytes; ; {
 		n := len(chunk)
 		switch {
-		case t.bytes > 0 && left == 0, t.bytes == 0 && time.Since(start) >= t.duration:
+		case t.bytes > 0 && left == 0, left < 0 && time.Since(start) >= t.duration:
 			return unix.Shutdown(fd, unix.SHUT_WR)
 		case t.bytes > 0:
 			n = int(min(left, int64(n)))
