@@ -244,15 +244,19 @@ func hostnameIn(v *view, pid string) string {
 	}
 	defer unix.Close(root)
 	fd, err := unix.Openat2(root, "etc/hostname", &unix.OpenHow{
-		Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	if err != nil {
 		return ""
 	}
-	defer unix.Close(fd)
+	f, err := reopenRegular(fd)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
 	const longest = 253 // of a host's name
 	buf := make([]byte, longest+1)
-	n, err := unix.Read(fd, buf)
+	n, err := f.Read(buf)
 	if err != nil || n > longest {
 		return ""
 	}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Each engine's way to write a container into the tree of control groups, and
@@ -100,5 +102,31 @@ func TestHostnameIn(t *testing.T) {
 	}
 	if got := hostnameIn(&view{root: root}, "8"); got != "" {
 		t.Errorf("300 characters are a name: %q", got)
+	}
+}
+
+// What a container has in the place of the file may be a device, which must not even be opened.
+func TestHostnameIsOpenedOnlyIfRegular(t *testing.T) {
+	root := tree(t, map[string]string{"proc/7/root/etc/x": "", "proc/8/root/etc/hostname": "web"})
+	pipe := filepath.Join(root, "proc/7/root/etc/hostname")
+	if err := unix.Mkfifo(pipe, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.InotifyAddWatch(fd, pipe, unix.IN_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	if got := hostnameIn(&view{root: root}, "7"); got != "" {
+		t.Errorf("%q from a pipe", got)
+	}
+	if n, err := unix.Read(fd, make([]byte, 4096)); err != unix.EAGAIN {
+		t.Errorf("the pipe was opened: %d bytes of events, %v", n, err)
+	}
+	if got := hostnameIn(&view{root: root}, "8"); got != "web" {
+		t.Errorf("%q, want web", got)
 	}
 }

@@ -452,12 +452,17 @@ func openRegular(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	return reopenRegular(fd)
+}
+
+// reopenRegular opens the file of a descriptor of O_PATH, which it closes, to read it, if it is a regular one.
+func reopenRegular(fd int) (*os.File, error) {
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, cmp.Or(err, errNotRegular)
 	}
-	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) // the same file, whatever the path leads to by now
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) // the same file, whatever its path leads to by now
 }
 
 // openInside opens a regular file by the path that it has for a process, which may be in a container: no link leads out of it.
