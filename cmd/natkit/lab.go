@@ -148,10 +148,10 @@ is not an error.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if dryRun {
 			plan, err := lab.PlanDown(args)
-			if err != nil {
+			if plan == nil {
 				return err
 			}
-			return showPlan(e, *out, plan)
+			return errors.Join(err, showPlan(e, *out, plan))
 		}
 		r := report.LabsDown{Down: []string{}, InUse: []string{}}
 		var err error
@@ -203,13 +203,13 @@ States: up (until removed), owned (ends with the process that created it), makin
 	out := outputFlag(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		infos, err := lab.List()
-		if err != nil {
+		if infos == nil {
 			return err
 		}
 		if *out == "json" {
-			return report.JSON(e.stdout, report.Labs{Labs: infos})
+			return errors.Join(err, report.JSON(e.stdout, report.Labs{Labs: infos}))
 		}
-		return report.LabList(e.stdout, infos)
+		return errors.Join(err, report.LabList(e.stdout, infos))
 	}
 	return cmd
 }

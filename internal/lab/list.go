@@ -40,28 +40,42 @@ type NodeInfo struct {
 	Addr  netip.Addr `json:"address,omitzero"`
 }
 
-// List returns all labs that have a journal, sorted by name.
+// List returns all labs that have a journal, sorted by name. With the error of those that
+// can't be read come the others.
 func List() ([]Info, error) {
 	all, err := names()
 	if err != nil {
 		return nil, err
 	}
 	out := []Info{}
+	var errs []error
 	for _, name := range all {
-		r, err := readRecords(journalPath(name))
-		if errors.Is(err, os.ErrNotExist) || err == nil && r.header == nil {
-			continue // gone since, or just beginning
+		info, err := readInfo(name)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case info != nil:
+			out = append(out, *info)
 		}
-		if err != nil {
-			return nil, err
-		}
-		p, err := newPlan(r.header.Topology, r.header.Options)
-		if err != nil {
-			return nil, fmt.Errorf("lab %q: %w", name, err)
-		}
-		out = append(out, p.info(name, r))
 	}
-	return out, nil
+	return out, errors.Join(errs...)
+}
+
+// readInfo reads a lab's journal: nil if it is gone since, or just beginning.
+func readInfo(name string) (*Info, error) {
+	r, err := readRecords(journalPath(name))
+	if errors.Is(err, os.ErrNotExist) || err == nil && r.header == nil {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lab %q: %w", name, err)
+	}
+	p, err := newPlan(r.header.Topology, r.header.Options)
+	if err != nil {
+		return nil, fmt.Errorf("lab %q: %w", name, err)
+	}
+	info := p.info(name, r)
+	return &info, nil
 }
 
 // Info describes the lab as List does.
@@ -93,21 +107,28 @@ func (p plan) info(name string, r records) Info {
 }
 
 // PlanDown returns what taking down the labs of these names, or all, would remove,
-// one thing a line.
+// one thing a line; of all those that can be read, with the error of the others.
 func PlanDown(which []string) ([]string, error) {
 	infos, err := List()
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range which {
-		if !slices.ContainsFunc(infos, func(i Info) bool { return i.Name == name }) {
-			return nil, notThere(name)
+	if len(which) > 0 {
+		infos, err = nil, nil
+		for _, name := range slices.Compact(slices.Sorted(slices.Values(which))) {
+			if !validName.MatchString(name) {
+				return nil, fmt.Errorf("lab %q: not a valid name", name)
+			}
+			info, err := readInfo(name)
+			if err != nil {
+				return nil, err
+			}
+			if info == nil {
+				return nil, notThere(name)
+			}
+			infos = append(infos, *info)
 		}
 	}
 	out := []string{}
 	for _, i := range infos {
 		switch {
-		case len(which) > 0 && !slices.Contains(which, i.Name):
 		case i.State == StateOwned || i.State == StateMaking:
 			out = append(out, fmt.Sprintf("lab %s: nothing, process %d uses it", i.Name, i.PID))
 		default:
@@ -120,5 +141,5 @@ func PlanDown(which []string) ([]string, error) {
 			}
 		}
 	}
-	return out, nil
+	return out, err
 }

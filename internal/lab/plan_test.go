@@ -4,6 +4,7 @@ package lab_test
 
 import (
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -88,5 +89,40 @@ func TestOptionsRefused(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A journal that this natkit cannot read, such as one of a later version, does not hide the other labs.
+func TestListBesideUnreadable(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("NATKIT_RUN_DIR", dir)
+	if err := os.Mkdir(filepath.Join(dir, "lab"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, line := range map[string]string{
+		"good":  `{"lab":{"topology":"routed","options":{},"maker":{"pid":1,"start":1},"boot":"x"}}`,
+		"later": `{"later":1}`,
+		"ring":  `{"lab":{"topology":"ring","options":{},"maker":{"pid":1,"start":1},"boot":"x"}}`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "lab", name+".journal"), []byte(line+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	infos, err := lab.List()
+	if err == nil || !strings.Contains(err.Error(), "later") || !strings.Contains(err.Error(), `"ring"`) {
+		t.Errorf("error %v", err)
+	}
+	if len(infos) != 1 || infos[0].Name != "good" {
+		t.Errorf("labs %+v, want good alone", infos)
+	}
+	steps, err := lab.PlanDown([]string{"good"})
+	if err != nil || len(steps) == 0 || !strings.Contains(steps[0], "good") {
+		t.Errorf("plan %q, %v", steps, err)
+	}
+	if _, err := lab.PlanDown([]string{"later"}); err == nil || !strings.Contains(err.Error(), "record of a kind") {
+		t.Errorf("plan for a lab that cannot be read: %v", err)
+	}
+	if steps, err := lab.PlanDown(nil); err == nil || len(steps) == 0 {
+		t.Errorf("plan for all %q, %v", steps, err)
 	}
 }
