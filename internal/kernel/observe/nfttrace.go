@@ -137,23 +137,31 @@ func (t *RuleTrace) Follow(tuples ...snapshot.TraceTuple) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var messages []netlink.Message
+	var added []snapshot.TraceTuple
 	for _, tuple := range tuples {
 		if t.known[tuple] || !portsByName(tuple.Protocol) {
 			continue
 		}
 		t.known[tuple] = true
+		added = append(added, tuple)
 		messages = append(messages, t.element(tuple))
 	}
 	if messages == nil {
 		return nil
 	}
 	if !t.asks { // until now they would only have cost time
-		t.asks = true
 		for _, chain := range markChains {
 			messages = append(messages, t.rule(chain, followedMatch(0)), t.rule(chain, followedMatch(1)))
 		}
 	}
-	return t.batch(messages)
+	if err := t.batch(messages); err != nil { // nothing of it is there
+		for _, tuple := range added {
+			delete(t.known, tuple)
+		}
+		return err
+	}
+	t.asks = true
+	return nil
 }
 
 // Forget marks packets of the filter alone again.
@@ -378,9 +386,23 @@ func batch(conn *netlink.Conn, messages []netlink.Message) error {
 	for answers := 0; answers < len(messages); {
 		got, err := conn.Receive()
 		if err != nil {
-			return err
+			return errors.Join(err, forget(conn, len(messages)))
 		}
 		answers += len(got)
+	}
+	return nil
+}
+
+// forget reads the other answers to a transaction that was refused: the next one would take them for
+// its own. The kernel has queued all of them before what sent the messages returned.
+func forget(conn *netlink.Conn, most int) error {
+	if err := conn.SetReadDeadline(time.Now().Add(10 * time.Millisecond)); err != nil {
+		return err
+	}
+	for range most {
+		if _, err := conn.Receive(); errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
 	}
 	return nil
 }

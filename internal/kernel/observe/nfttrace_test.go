@@ -5,6 +5,7 @@ package observe
 import (
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/kernel/netns"
+	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
 )
 
@@ -87,5 +89,48 @@ func TestRulesLost(t *testing.T) {
 	_, _ = c.Write([]byte("x")) // the first one may be the error that nobody listens
 	if rules, lost := read(); rules == 0 || lost {
 		t.Errorf("later %d rules, lost: %v", rules, lost)
+	}
+}
+
+// What the kernel refuses once is not taken for done, and its answers not for those of what comes next.
+func TestFollowRefused(t *testing.T) {
+	ktest.Root(t)
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	name := ktest.Name(t)
+	if err := ns.Pin(name); err != nil {
+		t.Fatal(err)
+	}
+	id, err := ns.ID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Unpin(name, id)
+	tr, err := OpenRuleTrace(netns.Place{Ref: name, Inode: ns.Inode()}, PacketFilter{Protocol: unix.IPPROTO_UDP, Rate: 1}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	tuple := snapshot.TraceTuple{Protocol: "udp", Source: netip.MustParseAddrPort("192.0.2.1:1000"), Destination: netip.MustParseAddrPort("192.0.2.2:53")}
+	tr.family = unix.NFPROTO_ARP // in which the table is not
+	if err := tr.Follow(tuple); err == nil {
+		t.Fatal("elements of a table that is not there are taken")
+	}
+	tr.family = unix.NFPROTO_INET
+	if err := tr.Follow(tuple); err != nil {
+		t.Fatal(err)
+	}
+	var rules []byte
+	if err := ns.Do(func() (err error) {
+		rules, err = exec.Command(ktest.Tool(t, "nft"), "list", "ruleset").Output()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(rules), "elements = {") || strings.Count(string(rules), followedSets[0]) < 1+len(markChains) {
+		t.Errorf("the connection is not followed:\n%s", rules)
 	}
 }
