@@ -139,42 +139,49 @@ static __always_inline struct nf_conn *conntrack_find(struct ctx *ctx,
 	return ct;
 }
 
-/* Whether an entry has an extension, by its number in this kernel. */
-static __always_inline int conntrack_extended(const struct nf_conn *ct, __u32 extension)
+/* What is read of an entry. All of it at once: each path that leads to a read costs the verifier a
+ * search of the kernel's types. */
+struct conntrack_entry {
+	__u64 status;
+	__u32 timeout, extensions; /* some extension that is one of those below: not 0 */
+	__u8 tcp_state;
+};
+
+#define CONNTRACK_EXTENSION(ext, name)                                                             \
+	(bpf_core_enum_value_exists(enum nf_ct_ext_id, name)                                       \
+		 ? *((ext)->offset + bpf_core_enum_value(enum nf_ct_ext_id, name))                 \
+		 : 0)
+
+static __always_inline void conntrack_read(const struct nf_conn *ct, struct conntrack_entry *e)
 {
-	const struct nf_ct_ext *ext = ct->ext;
+	const struct nf_ct_ext *ext;
 
-	return ext && *(ext->offset + extension);
-}
-
-#define CONNTRACK_HAS(ct, name)                                                                    \
-	(bpf_core_enum_value_exists(enum nf_ct_ext_id, name) &&                                    \
-	 conntrack_extended(ct, bpf_core_enum_value(enum nf_ct_ext_id, name)))
-
-/* Jiffies of life that an entry has. */
-static __always_inline __s32 conntrack_life(const struct nf_conn *ct)
-{
-	return ct->timeout - (__u32)bpf_jiffies64();
+	e->status = ct->status;
+	e->timeout = ct->timeout;
+	e->tcp_state = ct->proto.tcp.state;
+	e->extensions = 0;
+	ext = ct->ext;
+	if (ext)
+		e->extensions = CONNTRACK_EXTENSION(ext, NF_CT_EXT_HELPER) |
+				CONNTRACK_EXTENSION(ext, NF_CT_EXT_SEQADJ) |
+				CONNTRACK_EXTENSION(ext, NF_CT_EXT_SYNPROXY);
 }
 
 /* Whether the stack may be left out for packets of the entry: 0, or why not. */
-static __always_inline int conntrack_unfit(const struct nf_conn *ct, __u8 protocol)
+static __always_inline int conntrack_unfit(const struct conntrack_entry *e, __u8 protocol)
 {
-	unsigned long status = ct->status;
-
-	if (status & (IPS_DYING | IPS_TEMPLATE) || !(status & IPS_CONFIRMED))
+	if (e->status & (IPS_DYING | IPS_TEMPLATE) || !(e->status & IPS_CONFIRMED))
 		return NAT_ACCEL_UNKNOWN;
-	if (!(status & IPS_SEEN_REPLY))
+	if (!(e->status & IPS_SEEN_REPLY))
 		return NAT_ACCEL_UNREPLIED;
-	if (protocol == TCP && ct->proto.tcp.state != TCP_CONNTRACK_ESTABLISHED)
+	if (protocol == TCP && e->tcp_state != TCP_CONNTRACK_ESTABLISHED)
 		return NAT_ACCEL_UNSTEADY;
-	if (status & (IPS_EXPECTED | IPS_SEQ_ADJUST | IPS_HELPER) ||
-	    CONNTRACK_HAS(ct, NF_CT_EXT_HELPER) || CONNTRACK_HAS(ct, NF_CT_EXT_SEQADJ) ||
-	    CONNTRACK_HAS(ct, NF_CT_EXT_SYNPROXY))
+	if (e->status & (IPS_EXPECTED | IPS_SEQ_ADJUST | IPS_HELPER) || e->extensions)
 		return NAT_ACCEL_HELPER;
-	if (status & IPS_OFFLOAD)
+	if (e->status & IPS_OFFLOAD)
 		return NAT_ACCEL_OFFLOADED;
-	if (conntrack_life(ct) * (__s64)clock_jiffy_ns < CONNTRACK_SECONDS * 1000000000LL)
+	if ((__s32)(e->timeout - (__u32)bpf_jiffies64()) * (__s64)clock_jiffy_ns <
+	    CONNTRACK_SECONDS * 1000000000LL)
 		return NAT_ACCEL_TIMEOUT;
 	return 0;
 }
@@ -191,23 +198,25 @@ static __always_inline void conntrack_translate(const struct nf_conntrack_tuple 
 
 /* What becomes of the packet, by connection tracking: 0 and the addresses and ports of
  * *to, or why it is the stack's alone. */
-static __noinline int conntrack_ask(struct ctx *ctx, const struct packet *packet,
-				    struct nat_accel_entry *to)
+GLOBAL int conntrack_ask(struct ctx *ctx, const struct packet *packet, struct nat_accel_entry *to)
 {
+	struct conntrack_entry entry;
+	struct nf_conn *ct;
 	__u8 reply;
-	struct nf_conn *ct = conntrack_find(ctx, &packet->key, &reply);
-	int reason;
 
+	if (!packet || !to)
+		return NAT_ACCEL_UNKNOWN;
+	ct = conntrack_find(ctx, &packet->key, &reply);
 	if (!ct)
 		return NAT_ACCEL_UNKNOWN;
-	reason = conntrack_unfit(ct, packet->key.protocol);
+	conntrack_read(ct, &entry);
 	/* Not tuplehash[!reply]: the verifier wants constant offsets. */
 	if (reply)
 		conntrack_translate(&ct->tuplehash[0].tuple, to);
 	else
 		conntrack_translate(&ct->tuplehash[1].tuple, to);
 	bpf_ct_release(ct);
-	return reason;
+	return conntrack_unfit(&entry, packet->key.protocol);
 }
 
 /*

@@ -492,12 +492,14 @@ static __always_inline void learn_stop(const struct packet *packet, struct nat_a
 
 /* Whether the kernel still has the entry's translation; its path is set to what the FIB names.
  * 0, or why the packet is passed to the stack, or LEARN_CHANGED. */
-static __noinline int learn_again(struct ctx *ctx, const struct packet *packet,
-				  struct nat_accel_entry *e)
+GLOBAL int learn_again(struct ctx *ctx, const struct packet *packet, struct nat_accel_entry *e)
 {
 	struct nat_accel_entry now = {};
-	int reason = learn_ask(ctx, packet, &now);
+	int reason;
 
+	if (!packet || !e)
+		return LEARN_CHANGED;
+	reason = learn_ask(ctx, packet, &now);
 	if (!reason && !learn_same(&now, e))
 		return LEARN_CHANGED;
 	if (reason) {
@@ -526,15 +528,16 @@ static __always_inline int learn_probe(const struct packet *packet, struct nat_a
  * probe goes, so that packets after it do not keep a translation that the probe no longer
  * has; and again after that, unless it was just looked up.
  */
-static __noinline int learn_revalidate(struct ctx *ctx, struct packet *packet,
-				       struct nat_accel_entry *e)
+GLOBAL int learn_revalidate(struct ctx *ctx, struct packet *packet, struct nat_accel_entry *e)
 {
-	__u32 now = packet->now, silent = now - e->until;
 	struct nat_accel_entry *other;
+	__u32 now, silent;
 	int reason;
 
-	if (e->reason)
+	if (!packet || !e || e->reason)
 		return LEARN_CHANGED;
+	now = packet->now;
+	silent = now - e->until;
 	learn_note(packet, e);
 	if (!e->probed) {
 		if (!CTX_TC && packet->class == NAT_TCP && packet->length > LEARN_SMALL &&
