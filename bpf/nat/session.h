@@ -114,12 +114,18 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 	return GO_ON;
 }
 
-SUBPROGRAM int session_destination(const struct packet *p, struct nat_flow *out,
-				   struct new_session *new)
+GLOBAL int session_destination(struct new_session *new)
 {
-	int index = rule_destination(&p->key, new->verdict.in, new->lookups, new->slot);
 	const struct nat_rule *rule;
+	const struct packet *p;
+	struct nat_flow *out;
+	int index;
 
+	if (!new)
+		return NAT_DROP_BYPASS;
+	p = &new->packet;
+	out = &new->owner;
+	index = rule_destination(&p->key, new->verdict.in, new->lookups, new->slot);
 	if (index == RULE_NONE)
 		return session_to_mapping(p, out, new);
 	rule = rule_get(new->slot, index);
@@ -177,13 +183,16 @@ static __always_inline int session_gives(__u32 *index)
  * no rule is about as well: the stack would let them out as they are. By a link of both sides
  * everything is routed to where it came from; there nobody has what rules translate to.
  */
-SUBPROGRAM int session_pretends(struct ctx *ctx, const struct packet *p, __u16 in, __u32 lookups,
-				__u32 slot)
+GLOBAL int session_pretends(struct ctx *ctx, const struct packet *p, __u32 in, __u32 lookups,
+			    __u32 slot)
 {
-	struct nat_addr src = p->key.src;
+	struct nat_addr src;
 	__u32 *index;
 	int owned;
 
+	if (!p)
+		return 1;
+	src = p->key.src;
 	if (p->key.side != NAT_INSIDE && !link_is_both(link_get(in)))
 		return 0;
 	index = bpf_map_lookup_elem(&address_indices, &src);
@@ -219,14 +228,19 @@ static __always_inline int session_among(const struct packet *p, const struct na
 	       link_is_both(link_get(d->link)) && !session_moves(p, out);
 }
 
-SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const struct nat_flow *out,
-			     struct new_session *new)
+GLOBAL int session_route(struct ctx *ctx, struct new_session *new)
 {
-	int translated = session_moves(p, out);
+	const struct nat_flow *out;
+	const struct packet *p;
 	struct route route;
 	struct nat_link *link;
-	int reason;
+	int reason, translated;
 
+	if (!new)
+		return NAT_DROP_BYPASS;
+	p = &new->packet;
+	out = &new->owner;
+	translated = session_moves(p, out);
 	reason = route_to(ctx, p, out->dst, new->verdict.zone, &route);
 	if (reason == NAT_PASS_LOCAL && translated)
 		return NAT_DROP_UNSUPPORTED; /* to the gateway: can't be handed up translated */
@@ -251,13 +265,16 @@ SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const stru
  * link. One from outside must not be the gateway's or an internal host's: its session would
  * translate packets between internal hosts.
  */
-SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p,
-			       const struct new_session *new)
+GLOBAL int session_spoofed(struct ctx *ctx, const struct new_session *new)
 {
+	const struct packet *p;
 	struct route back;
 	struct nat_link *link;
 	int reason;
 
+	if (!new)
+		return NAT_DROP_BYPASS;
+	p = &new->packet;
 	if (p->key.side == NAT_INSIDE)
 		return route_home(ctx, p, new->verdict.in);
 	reason = route_find(ctx, p, p->key.dst, p->key.src, 0, &back);
@@ -275,14 +292,18 @@ SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p,
  * that it would have left by, had its receiver not been inside: the one that the
  * addressed external address is on, or the route to that.
  */
-SUBPROGRAM __u32 session_egress(struct ctx *ctx, const struct packet *p,
-				const struct new_session *new)
+GLOBAL __u32 session_egress(struct ctx *ctx, const struct new_session *new)
 {
-	struct nat_addr key = p->key.dst;
 	struct nat_address *address;
+	const struct packet *p;
+	struct nat_addr key;
 	struct route route;
 	__u32 *index;
 
+	if (!new)
+		return 0;
+	p = &new->packet;
+	key = p->key.dst;
 	if (!(new->flags &NAT_FLOW_HAIRPIN))
 		return new->verdict.link;
 	index = bpf_map_lookup_elem(&address_indices, &key);
@@ -330,22 +351,28 @@ static __always_inline __u32 rule_strictest(const struct nat_rule *rule)
  * flow_table. Neither is in a cache, and waiting for both at once takes half as long: behind
  * the locks in between, one would be waited for after the other.
  */
-SUBPROGRAM void session_touch(const struct packet *p, const struct reservation *r)
+GLOBAL int session_touch(const struct new_session *new)
 {
-	__u32 index = r->address;
-	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
-	struct nat_flow_key reply = {.src = p->key.dst,
-				     .sport = p->key.dport,
-				     .dport = r->port,
-				     .protocol = p->key.protocol,
-				     .side = NAT_OUTSIDE};
+	struct nat_flow_key reply = {.side = NAT_OUTSIDE};
 	struct nat_control *c = control_get();
+	const struct reservation *r;
+	struct nat_address *address;
 	struct nat_bucket *bucket;
 	struct flow_words words;
 	struct nat_slot *slot;
+	__u32 index;
 
-	if (!address || !c)
-		return;
+	if (!new || !c)
+		return 0;
+	r = &new->source;
+	index = r->address;
+	address = bpf_map_lookup_elem(&addresses, &index);
+	if (!address)
+		return 0;
+	reply.src = new->packet.key.dst;
+	reply.sport = new->packet.key.dport;
+	reply.protocol = new->packet.key.protocol;
+	reply.dport = r->port;
 	reply.dst = address->addr;
 	slot = port_slot(index, address, r->internal.class, bpf_ntohs(r->port));
 	if (slot)
@@ -355,6 +382,7 @@ SUBPROGRAM void session_touch(const struct packet *p, const struct reservation *
 			      0);
 	if (bucket)
 		table_read(&bucket->entries[0]);
+	return 0;
 }
 
 /* Takes an external endpoint for the packet's sender. */
@@ -403,7 +431,7 @@ static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
 				port_name(r);
 				return GO_ON;
 			}
-			session_touch(p, r);
+			session_touch(new);
 			reason = mapping_make(r, p->now);
 		}
 	}
@@ -621,33 +649,49 @@ GLOBAL int session_insert(struct new_session *new)
 	return session_refused(p, out, new, error);
 }
 
+struct port_draw {
+	struct new_session *new;
+	__u32 first, count;
+	int reason;
+};
+
+/* 1 ends. */
+static long session_try_port(__u32 n, struct port_draw *draw)
+{
+	struct nat_flow_key *other = &draw->new->other;
+
+	other->dport = bpf_htons(draw->first + bpf_get_prandom_u32() % draw->count);
+	if (flow_entry(other))
+		return 0;
+	draw->reason = GO_ON;
+	return 1;
+}
+
 /* Any source port from the range of the packet's own that no session's replies from the receiver
  * use. */
 GLOBAL int session_draw_port(struct new_session *new)
 {
-	__u32 first = 1024, count = NAT_PORTS - 1024, wanted, try;
+	struct port_draw draw = {
+		.new = new, .first = 1024, .count = NAT_PORTS - 1024, .reason = NAT_DROP_NO_PORT};
+	__u32 wanted;
 
 	if (!new)
 		return NAT_DROP_BYPASS;
 	wanted = bpf_ntohs(new->packet.key.sport);
 	if (new->packet.class == NAT_ICMP) {
-		first = 0;
-		count = NAT_PORTS;
+		draw.first = 0;
+		draw.count = NAT_PORTS;
 	} else if (wanted < 512) {
-		first = 1;
-		count = 511;
+		draw.first = 1;
+		draw.count = 511;
 	} else if (wanted < PORT_SYSTEM) {
-		first = 600;
-		count = PORT_SYSTEM - 600;
+		draw.first = 600;
+		draw.count = PORT_SYSTEM - 600;
 	}
-	for (try = 0; try < SESSION_PORT_TRIES; try++) {
-		new->other.dport = bpf_htons(first + bpf_get_prandom_u32() % count);
-		if (!flow_entry(&new->other)) {
-			new->owner.sport = new->other.dport;
-			return GO_ON;
-		}
-	}
-	return NAT_DROP_NO_PORT;
+	bpf_loop(SESSION_PORT_TRIES, session_try_port, &draw, 0);
+	if (draw.reason == GO_ON)
+		new->owner.sport = new->other.dport;
+	return draw.reason;
 }
 
 /*
@@ -703,19 +747,19 @@ static __always_inline int session_evaluate(struct ctx *ctx, const struct packet
 		return NAT_DROP_SPOOFED;
 	if (new->lookups & NAT_LOOKUP_EXCLUDE &&rule_excluded(&p->key, new->lookups, new->slot))
 		return NAT_PASS_EXCLUDED;
-	reason = session_destination(p, out, new);
+	reason = session_destination(new);
 	if (reason != GO_ON)
 		return reason;
 	if (p->key.side == NAT_OUTSIDE && !d->by_rule && !new->by_mapping)
 		return NAT_PASS_NO_RULE;
-	reason = session_route(ctx, p, out, new);
+	reason = session_route(ctx, new);
 	if (reason != GO_ON)
 		return reason;
 
 	/* An external host that uses a mapping keeps its address. */
 	if ((p->key.side == NAT_INSIDE && !session_among(p, out, d)) ||
 	    (d->by_rule && session_moves(p, out))) {
-		d->egress = session_egress(ctx, p, new);
+		d->egress = session_egress(ctx, new);
 		d->source = rule_source(addr_word(p->key.src), d->in, d->egress, new->lookups,
 					new->generation);
 		if (d->source != RULE_NONE) {
@@ -731,17 +775,25 @@ static __always_inline int session_evaluate(struct ctx *ctx, const struct packet
 	d->to_port = out->dport;
 	d->rule = new->rule;
 	d->flags = new->flags;
-	return session_spoofed(ctx, p, new);
+	return session_spoofed(ctx, new);
 }
 
 /* session_evaluate, or its cached verdict on a packet like this one. */
-SUBPROGRAM int session_verdict(struct ctx *ctx, const struct packet *p, struct nat_flow *out,
-			       struct new_session *new)
+GLOBAL int session_verdict(struct ctx *ctx, struct new_session *new)
 {
-	struct verdict_key key = verdict_key(p, new->generation);
-	struct verdict_entry *d = verdict_get(&key, p->now);
-	int known = d && verdict_holds(d, &key, p->now), reason;
+	const struct packet *p;
+	struct verdict_entry *d;
+	struct verdict_key key;
+	struct nat_flow *out;
+	int known, reason;
 
+	if (!new)
+		return NAT_DROP_BYPASS;
+	p = &new->packet;
+	out = &new->owner;
+	key = verdict_key(p, new->generation);
+	d = verdict_get(&key, p->now);
+	known = d && verdict_holds(d, &key, p->now);
 	if (known)
 		new->verdict = d->verdict;
 	else
@@ -817,17 +869,23 @@ static __always_inline int session_admitted(struct new_session *new, struct nat_
  * is itself, that session's key is taken. Then the session is of the packet that leaves, as to
  * anybody outside, and what comes back is looked up by itself, each time: flow_hairpin.
  */
-SUBPROGRAM int session_hairpin(const struct packet *p, struct nat_flow *out,
-			       struct new_session *new)
+GLOBAL int session_hairpin(struct new_session *new)
 {
-	struct nat_flow_key back = {.src = out->src,
-				    .dst = p->key.dst,
-				    .sport = out->sport,
-				    .dport = p->key.dport,
-				    .protocol = p->key.protocol,
-				    .side = NAT_OUTSIDE};
-	int reason = GO_ON, self = addr_equal(back.src, back.dst) && back.sport == back.dport;
+	struct nat_flow_key back = {.side = NAT_OUTSIDE};
+	int reason = GO_ON, self;
+	const struct packet *p;
+	struct nat_flow *out;
 
+	if (!new)
+		return NAT_DROP_BYPASS;
+	p = &new->packet;
+	out = &new->owner;
+	back.src = out->src;
+	back.dst = p->key.dst;
+	back.sport = out->sport;
+	back.dport = p->key.dport;
+	back.protocol = p->key.protocol;
+	self = addr_equal(back.src, back.dst) && back.sport == back.dport;
 	if (!self && !flow_entry(&back)) {
 		if (new->by_mapping)
 			reason = session_admitted(new, out->src, out->sport);
@@ -855,7 +913,7 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 
 	reason = session_martian(&p->key);
 	if (reason == GO_ON)
-		reason = session_verdict(ctx, p, out, new);
+		reason = session_verdict(ctx, new);
 	if (reason != GO_ON)
 		return reason;
 	if (new->verdict.source != RULE_NONE) {
@@ -894,7 +952,7 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 			return reason;
 	}
 	if (rule && new->verdict.sessions &&new->flags & NAT_FLOW_HAIRPIN)
-		return session_hairpin(p, out, new);
+		return session_hairpin(new);
 	return rule && new->by_mapping ? session_admitted(new, out->src, out->sport) : GO_ON;
 }
 
@@ -908,13 +966,13 @@ static __always_inline void session_drop(const struct packet *p, const struct ne
 }
 
 /* Puts the packet where the functions below find it. */
-static __always_inline struct new_session *session_begin(const struct packet *p)
+GLOBAL int session_begin(const struct packet *p)
 {
 	__u32 zero = 0;
 	struct new_session *new = bpf_map_lookup_elem(&new_sessions, &zero);
 
-	if (!new)
-		return NULL;
+	if (!new || !p)
+		return 0;
 	__builtin_memset(new, 0, sizeof(*new));
 	new->packet.key = p->key;
 	new->packet.now = p->now;
@@ -927,7 +985,7 @@ static __always_inline struct new_session *session_begin(const struct packet *p)
 	new->packet.tos = p->tos;
 	new->packet.tcp_flags = p->tcp_flags;
 	new->packet.flags = p->flags;
-	return new;
+	return 1;
 }
 
 GLOBAL int session_make(struct ctx *ctx)
@@ -1002,14 +1060,17 @@ static __always_inline int session_open(struct ctx *ctx, struct packet *p, struc
 	struct nat_mapping_key internal = {
 		.addr = p->key.src, .port = p->key.sport, .class = p->class, .zone = p->key.zone};
 	struct new_session *new;
+	__u32 zero = 0;
 	int reason;
 
 	if (p->key.side == NAT_INSIDE)
 		mapping_touch(&internal);
-	new = session_begin(p);
-	if (!new)
+	if (!session_begin(p))
 		return NAT_DROP_BYPASS;
 	reason = session_make(ctx);
+	new = bpf_map_lookup_elem(&new_sessions, &zero);
+	if (!new)
+		return NAT_DROP_BYPASS;
 	p->mtu = new->packet.mtu; /* if it is too big */
 	p->refused = reason >= NAT_DROP_MALFORMED;
 	*out = new->owner;
