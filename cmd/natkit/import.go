@@ -20,6 +20,7 @@ import (
 	"natkit/internal/nat/nft"
 	"natkit/internal/ui/report"
 	"natkit/internal/words/plural"
+	"natkit/internal/words/shell"
 )
 
 // listers are the programs that can be asked for the rules of a namespace, and how.
@@ -151,7 +152,7 @@ func (e *env) inNamespace() string {
 	if e.netns == "" {
 		return ""
 	}
-	return " --netns " + e.netns
+	return " --netns " + shell.Quote(e.netns)
 }
 
 func newImportCommand(e *env) *cobra.Command {

@@ -85,7 +85,7 @@ func judgeLeavingSix(f facts) *verdict {
 		v.Remedy = []string{`# give that network addresses of the provider's prefix. Or translate them: Docker does with "ip6tables": true in /etc/docker/daemon.json (the default since 27.0); or as a rule:`,
 			f.run("nft add table ip6 natkit-masquerade"),
 			f.run("nft 'add chain ip6 natkit-masquerade postrouting { type nat hook postrouting priority srcnat; }'"),
-			f.run(fmt.Sprintf("nft add rule ip6 natkit-masquerade postrouting ip6 saddr fc00::/7 oifname %s masquerade", quote(l.Interface))),
+			f.run("nft " + quote("add rule ip6 natkit-masquerade postrouting ip6 saddr fc00::/7"+nftIface(" oifname ", l.Interface)+" masquerade")),
 			"# or disable IPv6 there; the current rules:", f.run("nft list ruleset ip6")}
 		return v
 	}

@@ -132,7 +132,7 @@ func (f facts) translateFrom(source netip.Addr, network netip.Prefix, out string
 	if tool := iptables(chain); tool != "" {
 		remedy = append(remedy, f.run(fmt.Sprintf("%s -t nat %s %s -s %s -o %s -j MASQUERADE", tool, option, quote(chain.Name), network, quote(out))))
 	} else {
-		remedy = append(remedy, f.run("nft "+quote(fmt.Sprintf("%s rule %s %s %s %s saddr %s oifname %q masquerade", verb, chain.Family, chain.Table, chain.Name, familyOf(network), network, out))))
+		remedy = append(remedy, f.run("nft "+quote(fmt.Sprintf("%s rule %s %s %s %s saddr %s%s masquerade", verb, chain.Family, chain.Table, chain.Name, familyOf(network), network, nftIface(" oifname ", out)))))
 	}
 	return append(remedy, "# if one exists already, the packets leave by another interface than the one it matches: policy routing may send marked packets elsewhere:",
 		f.run(fmt.Sprintf("ip%s rule show", sixFlag(source))))
@@ -143,7 +143,7 @@ func (f facts) newMasquerade(network netip.Prefix, out string) []string {
 	family := familyOf(network)
 	return []string{f.run("nft add table " + family + " natkit-masquerade"),
 		f.run("nft " + quote("add chain "+family+" natkit-masquerade postrouting { type nat hook postrouting priority srcnat; }")),
-		f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-masquerade postrouting %s saddr %s oifname %q masquerade", family, family, network, out)))}
+		f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-masquerade postrouting %s saddr %s%s masquerade", family, family, network, nftIface(" oifname ", out))))}
 }
 
 // familyOf is nft's word for the version of IP.

@@ -215,7 +215,7 @@ func (f facts) returnPath(backend, client netip.Addr) []string {
 			family = "ip6"
 		}
 		lines = append(lines, "# or make its replies return here whatever its routes are; it then sees this machine's address instead of the client's:",
-			"#   "+f.run("nft "+quote(fmt.Sprintf("add rule %s TABLE POSTROUTING oifname %s %s daddr %s masquerade", family, l.Name, family, backend))))
+			"#   "+f.run("nft "+quote(fmt.Sprintf("add rule %s TABLE POSTROUTING%s %s daddr %s masquerade", family, nftIface(" oifname ", l.Name), family, backend))))
 	}
 	return lines
 }

@@ -353,6 +353,15 @@ func runIn(ref, command string) string {
 	}
 }
 
+// sysfs is a script about files of /sys/class/net. They are those of the namespace that mounted /sys,
+// which ip netns exec does itself.
+func (f facts) sysfs(script string) string {
+	if ref := f.Netns.Name; strings.HasPrefix(ref, "pid:") || strings.HasPrefix(ref, "/") {
+		return f.run("unshare -m sh -c " + quote("mount -t sysfs sysfs /sys && { "+script+"; }"))
+	}
+	return f.run("sh -c " + quote(script))
+}
+
 // natkit is a natkit command that looks at this namespace.
 func (f facts) natkit(args string) string { return natkitIn(f.Netns.Name, args) }
 

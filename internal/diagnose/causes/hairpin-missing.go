@@ -136,7 +136,7 @@ func (f facts) judgeOutsideOnly() *verdict {
 		if tool := iptables(c); tool != "" {
 			v.Remedy = append(v.Remedy, f.run(fmt.Sprintf("%s -t nat -A %s -i %s -d %s -p tcp --dport %d -j DNAT --to-destination %s", tool, quote(c.Name), quote(from.Name), r.Dest.Addr(), r.Dest.Port(), to)))
 		} else {
-			v.Remedy = append(v.Remedy, f.run("nft "+quote(fmt.Sprintf("add rule %s %s %s iifname %q ip%s daddr %s tcp dport %d dnat ip%s to %s", c.Family, c.Table, c.Name, from.Name, six, r.Dest.Addr(), r.Dest.Port(), six, to))))
+			v.Remedy = append(v.Remedy, f.run("nft "+quote(fmt.Sprintf("add rule %s %s %s%s ip%s daddr %s tcp dport %d dnat ip%s to %s", c.Family, c.Table, c.Name, nftIface(" iifname ", from.Name), six, r.Dest.Addr(), r.Dest.Port(), six, to))))
 		}
 		for _, p := range from.Addresses {
 			if p.IsValid() && p.Masked().Contains(to.Addr()) {

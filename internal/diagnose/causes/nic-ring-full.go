@@ -76,7 +76,7 @@ func judgeRing(f facts) *verdict {
 		v.Settings = []snapshot.Setting{provided(f.device(worst.Name, "rx_ring", strconv.FormatUint(uint64(nic.RxRingMax), 10)), linkMayGo)}
 		v.Remedy = []string{"# the longest ring that the card has; its link may go down for a moment:", f.run(fmt.Sprintf("ethtool -G %s rx %d", dev, nic.RxRingMax))}
 	default:
-		v.Remedy = []string{"# the ring cannot be longer, so a CPU must empty it sooner: see which one does, and how busy it is", "grep -E " + quote("CPU|"+worst.Name) + " /proc/interrupts",
+		v.Remedy = []string{"# the ring cannot be longer, so a CPU must empty it sooner: see which one does, and how busy it is", interruptsOf(worst.Name),
 			f.run("ethtool -c " + dev)}
 	}
 	for _, c := range f.CPUs {

@@ -96,7 +96,7 @@ func (f facts) reachSink(s *snapshot.LogSink) []string {
 	out := []string{fmt.Sprintf("# on %s: does the receiver run, and keep up? Its firewall must let port %d in", s.Hostname, s.Port)}
 	if s.Stream {
 		out = append(out, "# from here (sinks are reached from the namespace in which natkit serve or natkit log runs):",
-			"timeout 5 bash -c "+quote(fmt.Sprintf("</dev/tcp/%s/%d", s.Hostname, s.Port)))
+			"timeout 5 bash -c "+quote(fmt.Sprintf("</dev/tcp/%s/%d", quote(s.Hostname), s.Port)))
 	} else {
 		out = append(out, "# is there a route to it?", "getent hosts "+quote(s.Hostname))
 	}

@@ -79,7 +79,7 @@ func judgeDelayed(f facts) *verdict {
 		if l.NIC != nil && l.Kind == "device" && !l.NIC.Threaded {
 			v.Settings = []snapshot.Setting{provided(f.device(l.Name, "threaded", "1"), "its threads then get a priority or CPUs of their own")}
 			v.Remedy = append(v.Remedy, "# or receive in separate threads, which can have a priority (chrt -f -p 50 PID):",
-				f.run("sh -c "+quote("echo 1 > /sys/class/net/"+l.Name+"/threaded")))
+				f.sysfs("echo 1 > /sys/class/net/"+quote(l.Name)+"/threaded"))
 			break
 		}
 	}

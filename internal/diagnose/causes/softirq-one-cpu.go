@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"math/big"
+	"regexp"
 	"strconv"
 
 	"natkit/internal/snapshot"
@@ -106,7 +107,7 @@ func (f facts) spreadPackets(hot int, evidence *[]Evidence) (remedy []string, se
 		}
 	}
 	if worst.NIC == nil {
-		return []string{"# find the interface that receives the most, then spread its queues (ethtool -L) or its packets (RPS):", f.run("ip -s link"), "grep . /sys/class/net/*/queues/rx-*/rps_cpus"}, nil
+		return []string{"# find the interface that receives the most, then spread its queues (ethtool -L) or its packets (RPS):", f.run("ip -s link"), f.sysfs("grep . /sys/class/net/*/queues/rx-*/rps_cpus")}, nil
 	}
 	nic, dev := *worst.NIC, quote(worst.Name)
 	*evidence = append(*evidence, Evidence{"receive queues of " + worst.Name, fmt.Sprintf("%d, %d of them spread by RPS", nic.RxQueues, nic.RPSQueues), fromDrivers})
@@ -118,17 +119,22 @@ func (f facts) spreadPackets(hot int, evidence *[]Evidence) (remedy []string, se
 	}
 	if nic.RxQueues > 1 {
 		remedy = append(remedy, "# the card has several queues: see which CPU each of them interrupts, and spread them, best with irqbalance:",
-			"grep -E "+quote("CPU|"+worst.Name)+" /proc/interrupts")
+			interruptsOf(worst.Name))
 	}
 	if nic.RPSQueues < max(nic.RxQueues, 1) {
 		settings = append(settings, f.device(worst.Name, "rps_cpus", cpuMask(f.CPUs, hot)))
 		remedy = append(remedy, "# distribute packets to the other CPUs by flow (RPS):",
-			f.run("sh -c "+quote(fmt.Sprintf("for q in /sys/class/net/%s/queues/rx-*/rps_cpus; do echo %s > $q; done", worst.Name, cpuMask(f.CPUs, hot)))))
+			f.sysfs(fmt.Sprintf(`for q in /sys/class/net/%s/queues/rx-*/rps_cpus; do echo %s > "$q"; done`, dev, cpuMask(f.CPUs, hot))))
 	}
 	if len(remedy) == 0 {
 		remedy = []string{"# packets are already distributed by flow, so one flow may be most of the load; find it:", f.natkit("conntrack top")}
 	}
 	return remedy, settings
+}
+
+// interruptsOf shows which CPUs the queues of a card interrupt.
+func interruptsOf(name string) string {
+	return "grep -E " + quote("CPU|"+regexp.QuoteMeta(name)) + " /proc/interrupts"
 }
 
 // cpuMask is all processors but one, as rps_cpus takes it: hexadecimal, in words
