@@ -203,6 +203,9 @@ var iptablesArguments = map[string]int{
 	"--mark": 1, "--ctstate": 1, "--state": 1, "-c": 2,
 }
 
+// ofStatistic are options of statistic alone.
+var ofStatistic = []string{"--mode", "--probability", "--every", "--packet"}
+
 // understood are matches that ask for nothing by their name alone.
 var understood = []string{
 	"tcp", "udp", "udplite", "sctp", "dccp", "icmp", "multiport", "comment", "addrtype", "statistic", "mark", "iprange", "conntrack", "state", "connmark",
@@ -225,6 +228,7 @@ func (p *iptablesRule) read(words []string) error {
 			continue
 		}
 		n, known := iptablesArguments[option]
+		known = known && (p.module == "statistic" || !slices.Contains(ofStatistic, option)) // -m policy has a --mode too
 		switch {
 		case option == "-j" || option == "--jump" || option == "-g" || option == "--goto":
 			if k == len(words) {

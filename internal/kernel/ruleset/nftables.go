@@ -781,11 +781,14 @@ func (r nftRuleReader) translateMap(t Translate, m map[string]any, ports Choice)
 			return fmt.Errorf("%v is no element of a map", e)
 		}
 		c := ports
-		var why string
-		if kind, why = c.address(bare(pair[1]), t); why == errIPv6.Error() {
+		to, why := c.address(bare(pair[1]), t)
+		if why == errIPv6.Error() {
 			continue
 		} else if why != "" {
 			t.Lost = why
+		}
+		if to == Netmap {
+			kind = to
 		}
 		if c.Key, err = tuple(fields, bare(pair[0])); err != nil && !errors.Is(err, errIPv6) {
 			t.Lost = "looks the address up by " + exprText(m["key"])
@@ -793,8 +796,22 @@ func (r nftRuleReader) translateMap(t Translate, m map[string]any, ports Choice)
 		t.Choices = append(t.Choices, c)
 	}
 	t.Kind = kind
+	t.singles()
 	r.add(t)
 	return nil
+}
+
+// singles are the elements of a map of prefixes that have one address: nft writes no prefix there.
+func (t *Translate) singles() {
+	for k := range t.Choices {
+		switch c := &t.Choices[k]; {
+		case t.Kind != Netmap || c.Bits != 0:
+		case c.First == c.Last:
+			c.Bits = 32
+		default:
+			t.Lost = "maps to addresses that are no prefix"
+		}
+	}
 }
 
 // mangle reads the setting of a mark; every other change of a packet is only named.

@@ -220,6 +220,7 @@ func TestMatchesThatOnlyNote(t *testing.T) {
 		"-m nfacct --nfacct-name web": false, "-m comment --comment x": false, "-m recent --set --name seen --mask 255.255.255.255 --rsource": false,
 		"-m recent --rcheck --name seen --rsource": true, "-m recent ! --set --name seen": true, "-m recent --update --seconds 60 --name seen": true,
 		"-m quota --quota 1000": true, "-m nfacct ! --nfacct-name web": true, "-m limit --limit 3/min": true,
+		"-m policy --dir in --pol ipsec --mode tunnel": true, "-m policy --dir in --pol ipsec --mode tunnel -m statistic --mode nth --every 2 --packet 0": true,
 	} {
 		text := "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD " + match + " -p tcp -j DROP\nCOMMIT\n"
 		rules, err := ruleset.ReadIPTables([]byte(text), "rules")
@@ -235,6 +236,30 @@ func TestMatchesThatOnlyNote(t *testing.T) {
 		}
 		if got != unknown {
 			t.Errorf("%s: a condition that is not understood: %v, want %v", match, got, unknown)
+		}
+	}
+}
+
+// A map of prefixes is one, whichever of its elements is a single address.
+func TestPrefixMapWithSingleAddress(t *testing.T) {
+	const prefix, single = `["10.1.0.0", {"prefix": {"addr": "10.2.0.0", "len": 24}}]`, `["10.3.0.1", "10.4.0.1"]`
+	for _, elements := range []string{prefix + "," + single, single + "," + prefix} {
+		text := `{"nftables": [{"table": {"family": "ip", "name": "nat"}},
+			{"chain": {"family": "ip", "table": "nat", "name": "pre", "type": "nat", "hook": "prerouting", "prio": -100, "policy": "accept"}},
+			{"rule": {"family": "ip", "table": "nat", "chain": "pre", "handle": 2, "expr": [{"dnat": {"addr": {"map": {
+				"key": {"payload": {"protocol": "ip", "field": "daddr"}}, "data": {"set": [` + elements + `]}}}, "type_flags": ["prefix"]}}]}}]}`
+		rules, err := ruleset.ReadNFTables([]byte(text), "rules")
+		if err != nil {
+			t.Fatal(err)
+		}
+		to, ok := rules.Tables[0].Chain("pre").Rules[0].Statements[0].(ruleset.Translate)
+		if !ok || to.Kind != ruleset.Netmap || to.Lost != "" || len(to.Choices) != 2 {
+			t.Fatalf("%s is %+v", elements, to)
+		}
+		for _, c := range to.Choices {
+			if want := map[bool]int{true: 32, false: 24}[c.First == c.Last]; c.Bits != want {
+				t.Errorf("%s: %+v, want %d bits", elements, c, want)
+			}
 		}
 	}
 }
