@@ -107,10 +107,11 @@ func (f facts) moreBuckets(v *verdict, entries uint64) {
 		bucket = assumedBucketBytes
 	}
 	want := powerOfTwo(float64(entries))
-	for want > ct.Buckets && f.Host.MemoryBytes > 0 && float64(want*bucket) > float64(f.Host.MemoryBytes)*tableMemoryShare {
+	for want > ct.Buckets && float64(want*bucket) > float64(f.Host.MemoryBytes)*tableMemoryShare {
 		want /= 2
 	}
-	if want > ct.Buckets {
+	switch {
+	case want > ct.Buckets:
 		s := snapshot.Setting{Name: "net.netfilter.nf_conntrack_buckets", Value: strconv.FormatUint(want, 10)}
 		v.Settings = []snapshot.Setting{s}
 		remark := fmt.Sprintf("# one hash for all namespaces, %s for %s:", amount(want*bucket), plural.Count(want, "bucket"))
@@ -118,7 +119,9 @@ func (f facts) moreBuckets(v *verdict, entries uint64) {
 			remark = fmt.Sprintf("# one hash for all namespaces, %s for %s; on the host, not in this container:", amount(want*bucket), plural.Count(want, "bucket"))
 		}
 		v.Remedy = []string{remark, f.set(s), "# the same, with memory cost, journal and rollback:", f.natkit("tune plan"), f.natkit("tune apply")}
-	} else {
+	case f.Host.MemoryBytes == 0:
+		v.Remedy = []string{fmt.Sprintf("# more buckets, of %d bytes each; natkit does not know how much memory this machine has:", bucket), f.natkit("conntrack memory")}
+	default:
 		v.Remedy = []string{"# more buckets do not fit in memory, or do not help if single chains are long: see who opens so many similar flows", f.natkit("conntrack top --by source")}
 	}
 }

@@ -60,10 +60,31 @@ func judgeNoMemory(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"memory available", fmt.Sprintf("%s of %s", amount(f.Host.AvailableBytes), amount(f.Host.MemoryBytes)), "/proc/meminfo"})
 	}
 	v.Why = "The kernel allocates an entry while it receives a packet, where it cannot wait for free memory. When its reserve is used up, it drops the packet."
-	reserve := snapshot.Setting{Name: "vm.min_free_kbytes", Value: strconv.FormatUint(min(max(f.Host.MemoryBytes/100, 64<<20), 512<<20)>>10, 10)}
-	v.Settings = []snapshot.Setting{provided(reserve, "the programs here can do without that much memory")}
-	v.Remedy = []string{"# a larger reserve for allocations that cannot wait (1 % of the memory, at most 512 MiB):", f.set(reserve),
-		"# and see what uses the memory:", "slabtop -o -s c", "ps aux --sort=-rss"}
+	if reserve, remark, ok := f.largerReserve(); ok {
+		v.Settings = []snapshot.Setting{provided(reserve, "the programs here can do without that much memory")}
+		v.Remedy = []string{remark, f.set(reserve), "# and see what uses the memory:"}
+	} else {
+		v.Remedy = []string{"# see what uses the memory:"}
+	}
+	v.Remedy = append(v.Remedy, "slabtop -o -s c", "ps aux --sort=-rss")
 	v.Verify = f.look(f.run("conntrack -S"), "grep -E 'MemAvailable|MemFree' /proc/meminfo")
 	return v
+}
+
+const (
+	leastReserve = 64 << 20 // but no more than a twentieth of the memory
+	mostReserve  = 512 << 20
+)
+
+// largerReserve is more memory kept free than there is now; ok is false where there is enough, or where the
+// machine's memory is not known.
+func (f facts) largerReserve() (reserve snapshot.Setting, remark string, ok bool) {
+	memory := f.Host.MemoryBytes
+	want := min(max(memory/100, min(leastReserve, memory/20)), mostReserve)
+	remark = "# a larger reserve for allocations that cannot wait (1 % of the memory, at most 512 MiB):"
+	if want > memory/100 {
+		remark = fmt.Sprintf("# a larger reserve for allocations that cannot wait (%s of %s of memory):", amount(want), amount(memory))
+	}
+	reserve = snapshot.Setting{Name: "vm.min_free_kbytes", Value: strconv.FormatUint(want>>10, 10)}
+	return reserve, remark, memory > 0 && !f.enough(reserve)
 }

@@ -246,8 +246,10 @@ func (g *tableGrowth) size(f facts, limit, refused uint64) {
 		want /= 2
 	}
 	if f.Host.MemoryBytes == 0 {
-		g.remedy = append(g.remedy, fmt.Sprintf("# the memory of this machine is not known; an entry takes %d bytes, and twice the limit would be:", entry),
-			"sysctl -w net.netfilter.nf_conntrack_max="+strconv.FormatUint(powerOfTwo(2*float64(limit)), 10))
+		if twice := powerOfTwo(2 * float64(limit)); twice > limit {
+			g.remedy = append(g.remedy, fmt.Sprintf("# the memory of this machine is not known; an entry takes %d bytes, and twice the limit would be:", entry),
+				"sysctl -w net.netfilter.nf_conntrack_max="+strconv.FormatUint(twice, 10))
+		}
 		return
 	}
 	if want <= limit {

@@ -15,6 +15,9 @@ const (
 	backlogMost  = 0.01  // critical
 	// backlogRoom is a queue that holds a burst of some ten milliseconds.
 	backlogRoom = 16384
+
+	// backlogMostRoom is a second of packets at the pace of a fast CPU: what waits longer is late anyway.
+	backlogMostRoom = 1 << 20
 )
 
 var cpuBacklogFull = Cause{
@@ -86,15 +89,19 @@ func judgeBacklog(f facts) *verdict {
 	}
 	v.Why = "Packets of an interface without a receive ring wait in a CPU's queue. If it is full they are lost, before any rule, IP counter or capture at the next hop sees them."
 	want := uint64(backlogRoom)
-	if known && room >= backlogRoom && room < 1<<24 {
-		want = 4 * uint64(room)
+	if known && room >= backlogRoom {
+		want = 4 * uint64(min(room, backlogMostRoom/4))
 	}
 	s := snapshot.Setting{Name: "net.core.netdev_max_backlog", Value: strconv.FormatUint(want, 10)} // the host's
-	v.Remedy = []string{"# a longer queue, on the host; it uses memory only while packets wait:", f.set(s)}
+	if f.enough(s) {
+		v.Remedy = []string{"# a longer queue would only add delay: let other CPUs help, see the cause softirq-one-cpu"}
+	} else {
+		v.Settings = []snapshot.Setting{s}
+		v.Remedy = []string{"# a longer queue, on the host; it uses memory only while packets wait:", f.set(s)}
+	}
 	if worst.Busy >= oneCPUBusy {
 		v.Remedy = append(v.Remedy, fmt.Sprintf("# CPU %d has no time left, so the queue fills whatever its length: let other CPUs help, see the cause softirq-one-cpu", worst.Number))
 	}
-	v.Settings = []snapshot.Setting{s}
 	v.Verify = f.look("cat /proc/net/softnet_stat")
 	return v
 }

@@ -68,16 +68,19 @@ func judgeEventListener(f facts) *verdict {
 	}
 	v.Why = "Each connection that starts, changes its state or ends is a message to every listener. A listener loses what does not fit into its buffer; one that asked for reliable delivery keeps ended connections in the table until it reads."
 	room := snapshot.Setting{Name: "net.core.rmem_max", Value: "16777216"} // the host's
-	v.Settings = []snapshot.Setting{room}
-	v.Remedy = []string{
-		"# allow a larger buffer, then let the program use it (conntrackd: NetlinkBufferSize and NetlinkBufferSizeMaxGrowth; others: raise the default and restart):",
-		f.set(room),
+	const use = "(conntrackd: NetlinkBufferSize and NetlinkBufferSizeMaxGrowth; others: raise the default and restart)"
+	if f.enough(room) {
+		v.Remedy = []string{"# let the program use a larger buffer, which net.core.rmem_max allows " + use}
+	} else {
+		v.Settings = []snapshot.Setting{room}
+		v.Remedy = []string{"# allow a larger buffer, then let the program use it " + use + ":", f.set(room)}
+	}
+	v.Remedy = append(v.Remedy,
 		"# or create fewer events, only for connections that start and end, by a rule:",
 		f.run("nft add table inet natkit-events"),
-		f.run("nft " + quote("add chain inet natkit-events prerouting { type filter hook prerouting priority mangle; }")),
-		f.run("nft " + quote("add rule inet natkit-events prerouting ct state new ct event set new,destroy")),
-		"# or stop the program, if nobody needs the events",
-	}
-	v.Verify = f.look("cat /proc/net/netlink")
+		f.run("nft "+quote("add chain inet natkit-events prerouting { type filter hook prerouting priority mangle; }")),
+		f.run("nft "+quote("add rule inet natkit-events prerouting ct state new ct event set new,destroy")),
+		"# or stop the program, if nobody needs the events")
+	v.Verify = f.look(f.run("cat /proc/net/netlink"))
 	return v
 }

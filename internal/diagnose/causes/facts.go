@@ -381,6 +381,13 @@ func (f facts) set(s snapshot.Setting) string {
 	return f.run(command)
 }
 
+// enough says whether a setting of which more is more room has as much as s already.
+func (f facts) enough(s snapshot.Setting) bool {
+	now, known := f.sysctl(s.Name)
+	want, err := strconv.ParseInt(s.Value, 10, 64)
+	return known && err == nil && now >= want
+}
+
 // applied is a remedy's settings by natkit itself. What persists are settings of the
 // initial namespace: sysctl.d is read for no other one.
 func (f facts) applied() []string {

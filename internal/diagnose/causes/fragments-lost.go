@@ -85,8 +85,12 @@ func judgeFragments(f facts) *verdict {
 		v.Remedy = []string{"# a packet is given up when more than ipfrag_max_dist (64) other fragments of its sender arrive before its own; with many flows from one address (a tunnel, a NAT) do not limit that:",
 			f.set(f.local("net.ipv4.ipfrag_max_dist", 0))}
 	case crowded:
-		v.Settings = []snapshot.Setting{f.fragmentRoom()}
-		v.Remedy = []string{"# room for more waiting fragments; if an attacker fills it with first fragments, find the source instead:", f.set(v.Settings[0])}
+		if room := f.fragmentRoom(); f.enough(room) {
+			v.Remedy = []string{"# waiting fragments may use much memory already: find the source of those that are never completed:"}
+		} else {
+			v.Settings = []snapshot.Setting{room}
+			v.Remedy = []string{"# room for more waiting fragments; if an attacker fills it with first fragments, find the source instead:", f.set(room)}
+		}
 	default:
 		v.Remedy = []string{"# fragments are lost before they arrive here. See whose they are, and let that program or tunnel send smaller packets:"}
 	}
@@ -120,11 +124,11 @@ func (f facts) fragmentEvidence(rows []snapshot.Drop) (out []Evidence) {
 	return out
 }
 
-// fragmentRoom is more memory for fragments that wait.
+// fragmentRoom is more memory for fragments that wait, as far as a twentieth of the machine's.
 func (f facts) fragmentRoom() snapshot.Setting {
 	want := uint64(fragmentsRoom)
 	if room, known := f.sysctl("net.ipv4.ipfrag_high_thresh"); known && room > 0 && room < implausible {
-		want = max(want, 4*uint64(room))
+		want = max(want, min(4*uint64(room), f.Host.MemoryBytes/20))
 	}
 	return f.local("net.ipv4.ipfrag_high_thresh", want)
 }

@@ -77,15 +77,19 @@ func judgeBudget(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"net.core.netdev_budget_usecs", strconv.FormatInt(micros, 10), fromSettings})
 	}
 	v.Why = "The packets that are left wait for the next round. Often ksoftirqd runs it, which is scheduled like any program: packets arrive in time and leave late."
-	settings := []snapshot.Setting{{Name: "net.core.netdev_budget", Value: strconv.FormatUint(max(budgetRoom, 2*uint64(budget)), 10)}}
-	if !microsKnown || micros < budgetMicros {
-		settings = append(settings, snapshot.Setting{Name: "net.core.netdev_budget_usecs", Value: strconv.Itoa(budgetMicros)})
-	}
 	v.Remedy = []string{"# larger rounds, on the host:"}
-	for _, s := range settings {
-		v.Remedy = append(v.Remedy, f.set(s))
+	for _, s := range []snapshot.Setting{
+		{Name: "net.core.netdev_budget", Value: strconv.FormatUint(max(budgetRoom, 2*uint64(budget)), 10)},
+		{Name: "net.core.netdev_budget_usecs", Value: strconv.Itoa(budgetMicros)},
+	} {
+		if !f.enough(s) {
+			v.Settings = append(v.Settings, s)
+			v.Remedy = append(v.Remedy, f.set(s))
+		}
 	}
-	v.Settings = settings
+	if len(v.Settings) == 0 {
+		v.Remedy = []string{"# rounds are long already, so the CPU has too much to do: let other CPUs help, see the cause softirq-one-cpu"}
+	}
 	if v.Severity < Warning {
 		for i := range v.Settings {
 			v.Settings[i].If = "programs here may wait longer for a CPU that receives packets"

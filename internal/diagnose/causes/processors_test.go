@@ -82,7 +82,7 @@ func TestOneCPU(t *testing.T) {
 		want   string
 	}{
 		{"the card has more queues", func(s *snapshot.Snapshot) {}, "ethtool -L eth0 combined 4"},
-		{"one queue, no RPS", func(s *snapshot.Snapshot) {}, "sh -c 'for q in /sys/class/net/eth0/queues/rx-*/rps_cpus; do echo d > $q; done'"},
+		{"one queue, no RPS", func(s *snapshot.Snapshot) {}, `sh -c 'for q in /sys/class/net/eth0/queues/rx-*/rps_cpus; do echo d > "$q"; done'`},
 		{"several queues", func(s *snapshot.Snapshot) { link(s, "eth0").NIC.RxQueues = 8 }, "grep -E 'CPU|eth0' /proc/interrupts"},
 		{"all is done", func(s *snapshot.Snapshot) {
 			*link(s, "eth0").NIC = snapshot.NIC{RxQueues: 1, RPSQueues: 1}

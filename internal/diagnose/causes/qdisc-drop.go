@@ -129,9 +129,14 @@ func qdiscEvidence(worst snapshot.Interface, q snapshot.Qdisc, sent, traced uint
 	return out
 }
 
+// mostQueueLength is the longest queue that natkit makes.
+const mostQueueLength = 1 << 17
+
 // longerQdisc is how a queue of this kind gets to drop less.
 func (f facts) longerQdisc(l snapshot.Interface, q snapshot.Qdisc, lost, sent uint64) (remedy []string, settings []snapshot.Setting) {
 	dev := quote(l.Name)
+	const stays = "# if it stays full the line is too slow; a fair queue then keeps one flow from delaying all others:"
+	fair := f.run("tc qdisc replace dev " + dev + " root fq_codel")
 	switch q.Kind {
 	case "tbf":
 		if q.RateBytes == 0 || q.RateBytes > 1<<50 {
@@ -149,16 +154,22 @@ func (f facts) longerQdisc(l snapshot.Interface, q snapshot.Qdisc, lost, sent ui
 			"# if not, no queue helps: send less traffic, or get a faster line. See which flows send the most:",
 			f.natkit("conntrack top"),
 		}, nil
-	case "pfifo_fast", "pfifo", "bfifo", "mq", "noqueue":
+	case "pfifo", "bfifo":
+		return []string{
+			"# its length is the limit that it was made with, not txqueuelen: see that limit, and put a queue with a larger one in its place:",
+			f.run("tc qdisc show dev " + dev), stays, fair,
+		}, nil
+	case "pfifo_fast", "mq":
 		length := uint64(4000)
 		if l.QueueLength > 0 {
 			length = 4 * uint64(l.QueueLength)
 		}
+		if length > mostQueueLength {
+			return []string{stays, fair}, nil
+		}
 		return []string{
 			"# a longer queue absorbs bursts, but packets wait longer when it is full:",
-			f.run(fmt.Sprintf("ip link set dev %s txqueuelen %d", dev, length)),
-			"# if it stays full the line is too slow; a fair queue then keeps one flow from delaying all others:",
-			f.run("tc qdisc replace dev " + dev + " root fq_codel"),
+			f.run(fmt.Sprintf("ip link set dev %s txqueuelen %d", dev, length)), stays, fair,
 		}, []snapshot.Setting{f.device(l.Name, "tx_queue_len", strconv.FormatUint(length, 10))}
 	case "fq_codel", "codel", "cake", "fq_pie", "pie", "red", "dualpi2":
 		return []string{
