@@ -324,7 +324,7 @@ func (in *tuneInput) meantForHere(plan *tune.Plan, e *env) error {
 		return fmt.Errorf("the facts in %s are of the machine %q, this is %q: apply there, or make a plan here", in.facts.from, plan.Host.Hostname, host)
 	}
 	if plan.Netns.Name != e.netns {
-		return usagef("the facts in %s are of namespace %q: add --netns %s", in.facts.from, plan.Netns.Name, plan.Netns.Name)
+		return usagef("the facts in %s are of namespace %q: add --netns %s", in.facts.from, plan.Netns.Name, shell.Quote(plan.Netns.Name))
 	}
 	return nil
 }

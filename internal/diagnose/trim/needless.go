@@ -9,6 +9,7 @@ import (
 
 	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
+	"natkit/internal/words/shell"
 )
 
 // Kinds of what is needless, and of what a comparison in the lab measures.
@@ -60,23 +61,12 @@ func command(s *snapshot.Snapshot, line string) string {
 	case name == "":
 		return line
 	case strings.HasPrefix(name, "pid:"):
-		return "nsenter --net=/proc/" + name[len("pid:"):] + "/ns/net " + line
+		return "nsenter --net=" + shell.Quote("/proc/"+name[len("pid:"):]+"/ns/net") + " " + line
 	case strings.HasPrefix(name, "/"):
-		return "nsenter --net=" + name + " " + line
+		return "nsenter --net=" + shell.Quote(name) + " " + line
 	default:
-		return "ip netns exec " + name + " " + line
+		return "ip netns exec " + shell.Quote(name) + " " + line
 	}
-}
-
-// quoted is a name as a shell takes it.
-func quoted(name string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-./", r)
-	}
-	if name != "" && strings.IndexFunc(name, func(r rune) bool { return !plain(r) }) < 0 {
-		return name
-	}
-	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 }
 
 // emptyChains are base chains of nftables, of every family, that hold no rule and
@@ -90,7 +80,7 @@ func emptyChains(s *snapshot.Snapshot) []Needless {
 		n := Needless{
 			Kind: EmptyChain, What: fmt.Sprintf("chain %s %s %s on %s: no rule, policy accept", c.Family, c.Table, c.Name, c.Hook), Hooks: 1,
 			Why:      "Every packet on the hook passes it for nothing.",
-			Commands: []string{command(s, fmt.Sprintf("nft delete chain %s %s %s", c.Family, quoted(c.Table), quoted(c.Name)))},
+			Commands: []string{command(s, fmt.Sprintf("nft delete chain %s %s %s", c.Family, shell.Quote(c.Table), shell.Quote(c.Name)))},
 		}
 		switch {
 		case c.Family == "inet":

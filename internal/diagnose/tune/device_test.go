@@ -215,3 +215,19 @@ func TestPlanDevice(t *testing.T) {
 		}
 	}
 }
+
+// The name of an interface may be a pattern for udev, or a program for the shell that it starts.
+func TestHostileNameIsNotPersisted(t *testing.T) {
+	for name, ok := range map[string]bool{"eth0": true, "eth0/5": true, "veth-a_1@x+": true, "q'$(z)": false, `a"b`: false, "e*": false, "%k": false, "a;b": false, "größe": false} {
+		for _, f := range (Place{EtcDir: t.TempDir()}).files() {
+			c := Change{Setting: "dev." + name + ".tx_queue_len", New: "4000"}
+			if !f.device {
+				c = Change{Setting: "net.ipv4.conf." + name + ".rp_filter", New: "2"}
+			}
+			got, err := f.change(nil, nil, []Change{c})
+			if (err == nil) != ok || ok && (got == nil || !strings.Contains(got.New, c.New)) {
+				t.Errorf("%s: %+v, %v", c.Setting, got, err)
+			}
+		}
+	}
+}

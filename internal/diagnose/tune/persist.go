@@ -153,6 +153,11 @@ func (f persistFile) change(accounts []*account, initial *space, added []Change)
 	if err != nil {
 		return nil, err
 	}
+	for _, c := range added {
+		if !canPersist(c.Setting) {
+			return nil, fmt.Errorf("setting %q: the interface's name has characters that udev, sysctl.d or a shell would read as something else at boot: rename the interface, or apply without --persist", c.Setting)
+		}
+	}
 	put := func(c Change) {
 		i := slices.IndexFunc(list, func(x Change) bool { return x.Setting == c.Setting })
 		switch {
@@ -172,6 +177,9 @@ func (f persistFile) change(accounts []*account, initial *space, added []Change)
 			if err != nil {
 				return nil, err
 			}
+			if !canPersist(s.Setting) {
+				continue // nobody asked for it in a file
+			}
 			if present, err := initial.read(s.Setting); err == nil && k.took(present, s.New) {
 				put(s.Change)
 			}
@@ -186,6 +194,14 @@ func (f persistFile) change(accounts []*account, initial *space, added []Change)
 		return nil, nil
 	}
 	return &fileChange{Path: f.path, Old: old, New: text}, nil
+}
+
+// canPersist says whether a setting's name means itself in the files, whose patterns and programs other characters
+// are: an interface may be called almost anything.
+func canPersist(setting string) bool {
+	return !strings.ContainsFunc(setting, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_./-@+", r))
+	})
 }
 
 // readFile returns a file's content, nil when it is not there.

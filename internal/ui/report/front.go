@@ -14,6 +14,7 @@ import (
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
+	"natkit/internal/words/shell"
 )
 
 // Front is what `natkit` alone shows: three lines of state. What could not be read has its reason
@@ -149,7 +150,7 @@ func (f *Front) next() string {
 		command = "sudo natkit"
 	}
 	if f.In != "" {
-		in = " --netns " + f.In
+		in = " --netns " + shell.Quote(f.In)
 	}
 	var b strings.Builder
 	line := func(what, why string) { fmt.Fprintf(&b, "  %-36s  %s\n", what, why) }
