@@ -229,18 +229,32 @@ func (c Cause) judgeNear(f facts, again bool) *verdict {
 	return v
 }
 
+// hides says whether a finding may stand below v.
+func (v *verdict) hides(other *verdict) bool {
+	return v != other && v.Severity >= other.Severity && slices.Contains(v.explains, other.Code)
+}
+
+// leadsTo says whether v explains other, or what explains it.
+func (v *verdict) leadsTo(other *verdict, all []*verdict, seen map[*verdict]bool) bool {
+	if v.hides(other) {
+		return true
+	}
+	seen[v] = true
+	return slices.ContainsFunc(all, func(next *verdict) bool {
+		return !seen[next] && v.hides(next) && next.leadsTo(other, all, seen)
+	})
+}
+
 // fold puts each finding under the first one that explains it. A finding is
 // explained only by one at least as severe, so that nothing severe is hidden
-// under something mild; of two that explain each other the first is the cause.
+// under something mild; of those that explain each other, in however wide a circle, the
+// first is the cause.
 func fold(sorted []*verdict) []Finding {
 	children := map[*verdict][]*verdict{}
 	var causes []*verdict
 	for i, v := range sorted {
-		u := slices.IndexFunc(sorted, func(a *verdict) bool {
-			return a != v && a.Severity >= v.Severity && slices.Contains(a.explains, v.Code)
-		})
-		mutual := u > i && slices.Contains(v.explains, sorted[max(u, 0)].Code)
-		if u < 0 || mutual {
+		u := slices.IndexFunc(sorted, func(a *verdict) bool { return a.hides(v) })
+		if u < 0 || u > i && v.leadsTo(sorted[u], sorted, map[*verdict]bool{}) {
 			causes = append(causes, v)
 		} else {
 			children[sorted[u]] = append(children[sorted[u]], v)
