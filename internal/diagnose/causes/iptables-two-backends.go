@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"natkit/internal/diagnose/trim"
 	"natkit/internal/snapshot"
 )
 
@@ -108,12 +109,7 @@ func (f facts) emptyLegacy(legacy map[hookPlace][]snapshot.Chain) (remedy []stri
 	}
 	for _, table := range []string{"raw", "mangle", "nat", "filter", "security"} {
 		if tables[table] {
-			if table == "filter" {
-				for _, chain := range []string{"INPUT", "FORWARD", "OUTPUT"} {
-					remedy = append(remedy, f.run("iptables-legacy -P "+chain+" ACCEPT"))
-				}
-			}
-			remedy = append(remedy, f.run("iptables-legacy -t "+table+" -F"))
+			remedy = append(remedy, trim.EmptyLegacy(table, f.run)...)
 		}
 	}
 	return remedy

@@ -124,12 +124,14 @@ func legacy(s *snapshot.Snapshot) []Needless {
 		drops[t] = drops[t] || strings.EqualFold(c.Policy, "drop")
 	}
 	var out []Needless
+	var empty []string
 	used := 0
 	for _, t := range order {
 		module := map[string]string{"ip": "iptable_", "ip6": "ip6table_", "arp": "arptable_", "bridge": "ebtable_"}[t.family] + t.name
 		if rules[t] > 0 || drops[t] {
-			if t.family != "ip6" { // it has programs of its own
+			if t.family == "ip" { // the others have programs of their own
 				used += rules[t]
+				empty = append(empty, EmptyLegacy(t.name, func(line string) string { return command(s, line) })...)
 			}
 			continue
 		}
@@ -143,11 +145,22 @@ func legacy(s *snapshot.Snapshot) []Needless {
 		out = append(out, Needless{
 			Kind: LegacyBeside, What: fmt.Sprintf("%s of iptables-legacy beside %d of nftables", plural.Count(used, "rule"), nft),
 			Why: "Each packet passes both. Which one decides depends on priorities that nobody chose.",
-			Commands: []string{"# move the legacy rules to nftables, look at them, then empty the legacy tables:",
-				command(s, "iptables-legacy-save > legacy.rules"), command(s, "iptables-nft-restore --noflush < legacy.rules"), command(s, "iptables-legacy -F")},
+			Commands: append([]string{"# move the legacy rules to nftables, look at them, then empty the legacy tables:",
+				command(s, "iptables-legacy-save > legacy.rules"), command(s, "iptables-nft-restore --noflush < legacy.rules")}, empty...),
 		})
 	}
 	return out
+}
+
+// EmptyLegacy are commands that empty a table of iptables-legacy. A policy that drops would drop
+// everything once the rules before it are gone: it goes first.
+func EmptyLegacy(table string, run func(line string) string) (commands []string) {
+	if table == "filter" {
+		for _, chain := range []string{"INPUT", "FORWARD", "OUTPUT"} {
+			commands = append(commands, run("iptables-legacy -P "+chain+" ACCEPT"))
+		}
+	}
+	return append(commands, run("iptables-legacy -t "+shell.Quote(table)+" -F"))
 }
 
 // bridged is br_netfilter on a machine where no function hangs on a hook of IP that

@@ -98,7 +98,12 @@ func TestFind(t *testing.T) {
 			"legacy-table: # if it is a module; if it is built in, it stays until the namespace ends:; modprobe -r ip6table_mangle"},
 		{"a legacy table that drops", snapshot.Snapshot{Chains: []snapshot.Chain{{Backend: "iptables-legacy", Family: "ip", Table: "filter", Name: "INPUT", Hook: "input", Policy: "drop"}}}, ""},
 		{"legacy beside nft", snapshot.Snapshot{Chains: []snapshot.Chain{nat, {Backend: "iptables-legacy", Family: "ip", Table: "filter", Name: "INPUT", Hook: "input", Policy: "accept", Rules: 4}}},
-			"legacy-beside-nft: # move the legacy rules to nftables, look at them, then empty the legacy tables:; iptables-legacy-save > legacy.rules; iptables-nft-restore --noflush < legacy.rules; iptables-legacy -F"},
+			"legacy-beside-nft: # move the legacy rules to nftables, look at them, then empty the legacy tables:; iptables-legacy-save > legacy.rules; iptables-nft-restore --noflush < legacy.rules; " +
+				"iptables-legacy -P INPUT ACCEPT; iptables-legacy -P FORWARD ACCEPT; iptables-legacy -P OUTPUT ACCEPT; iptables-legacy -t filter -F"},
+		{"legacy NAT beside nft", snapshot.Snapshot{Netns: snapshot.Netns{Name: "my net"}, Chains: []snapshot.Chain{nat, {Backend: "iptables-legacy", Family: "ip", Table: "nat", Name: "POSTROUTING", Hook: "postrouting", Policy: "accept", Rules: 4},
+			{Backend: "iptables-legacy", Family: "arp", Table: "filter", Name: "INPUT", Hook: "input", Policy: "accept", Rules: 1}}},
+			"legacy-beside-nft: # move the legacy rules to nftables, look at them, then empty the legacy tables:; ip netns exec 'my net' iptables-legacy-save > legacy.rules; " +
+				"ip netns exec 'my net' iptables-nft-restore --noflush < legacy.rules; ip netns exec 'my net' iptables-legacy -t nat -F"},
 		{"a bridge", snapshot.Snapshot{Chains: []snapshot.Chain{}, Sysctls: map[string]string{"net.bridge.bridge-nf-call-iptables": "1"}, Hooks: []snapshot.Hook{{Family: "bridge", Hook: "prerouting", Function: "br_nf_pre_routing"}}},
 			"bridge-netfilter: # unless rules here filter or translate bridged traffic:; sysctl -w net.bridge.bridge-nf-call-iptables=0; sysctl -w net.bridge.bridge-nf-call-ip6tables=0"},
 		{"a bridge of Kubernetes", snapshot.Snapshot{Chains: []snapshot.Chain{{Backend: "nft", Family: "ip", Table: "nat", Name: "KUBE-SVC"}}, Sysctls: map[string]string{"net.bridge.bridge-nf-call-iptables": "1"}, Hooks: []snapshot.Hook{{Family: "bridge", Hook: "prerouting", Function: "br_nf_pre_routing"}}}, ""},
