@@ -46,19 +46,9 @@ enum table_limit {
 /* Whether the element of that value has the key. */
 typedef int table_is(const void *key, __u64 value);
 
-/* The entry that has the hash's tag and the key, of the bucket at that distance, or 0:
- * table_within, in a function of its own, so that the verifier follows the loop once and not for
- * each bucket. */
-typedef __u64 table_in(__u32 mask, __u64 hash, __u32 distance, const void *key);
-
-/* table_step for one table, likewise. */
-typedef int table_do(__u32 mask, __u64 hash, __u32 distance, __u64 value, __u32 step);
-
-enum table_step {
-	TABLE_HAS,    /* table_has */
-	TABLE_PUT,    /* table_put: 0 if it was done */
-	TABLE_REMOVE, /* table_clear */
-};
+/* The entry of the bucket that has the hash's tag and the key, or 0: table_within, in a function
+ * of its own, so that the verifier follows the loop once and not for each bucket. */
+typedef __u64 table_in(const struct nat_bucket *bucket, __u64 hash, const void *key);
 
 /* Of a key of two words. Without knowing the seed nobody can choose keys that meet in one
  * bucket. Multiplication carries what differs up, the shifts bring it down again. */
@@ -126,15 +116,12 @@ static __always_inline __u64 table_first(const struct nat_bucket *home, __u64 ha
 	return 0;
 }
 
-static __always_inline __u64 table_within(void *table, __u32 mask, __u64 hash, __u32 distance,
-					  table_is *is, const void *key)
+static __always_inline __u64 table_within(const struct nat_bucket *bucket, __u64 hash, table_is *is,
+					  const void *key)
 {
-	struct nat_bucket *bucket = table_bucket(table, mask, hash, distance);
 	__u64 entry;
 	__u32 i;
 
-	if (!bucket)
-		return 0;
 	for (i = 0; i < NAT_BUCKET_ENTRIES; i++) {
 		entry = table_read(&bucket->entries[i]);
 		if (table_tagged(entry, hash) && is(key, table_value(entry)))
@@ -152,33 +139,24 @@ static __always_inline __u64 table_find(void *table, __u32 mask, __u64 hash, tab
 	__u64 entry;
 
 	for (distance = 0; distance < TABLE_REACH && distance <= reach; distance++) {
-		entry = in(mask, hash, distance, key);
+		bucket = table_bucket(table, mask, hash, distance);
+		entry = bucket ? in(bucket, hash, key) : 0;
 		if (entry)
 			return entry;
 	}
 	return 0;
 }
 
-struct table_wait {
-	struct nat_bucket *home;
-	int got;
-};
-
-/* 1 ends. */
-static long table_try(__u32 n, struct table_wait *wait)
-{
-	wait->got = !__sync_val_compare_and_swap(&wait->home->lock, 0, 1);
-	return wait->got;
-}
-
 GLOBAL int table_lock(struct nat_bucket *home)
 {
-	struct table_wait wait = {.home = home};
+	__u32 try;
 
 	if (!home)
 		return 0;
-	bpf_loop(TABLE_TRIES, table_try, &wait, 0);
-	return wait.got;
+	for (try = 0; try < TABLE_TRIES; try++)
+		if (!__sync_val_compare_and_swap(&home->lock, 0, 1))
+			return 1;
+	return 0;
 }
 
 /* An exchange, because it orders what was written before; a plain store doesn't on arm64. */
@@ -205,6 +183,23 @@ GLOBAL int table_has(const struct nat_bucket *bucket, __u32 distance)
 	return 0;
 }
 
+/* Lets look-ups look less far if the home's farthest entries are gone. The caller has its lock. */
+static __always_inline void table_shorten(void *table, __u32 mask, __u64 hash,
+					  struct nat_bucket *home)
+{
+	struct nat_bucket *bucket;
+	__u32 reach;
+
+	for (reach = TABLE_REACH - 1; reach > 0; reach--) {
+		if (home->reach != reach)
+			continue;
+		bucket = table_bucket(table, mask, hash, reach);
+		if (!bucket || table_has(bucket, reach))
+			return;
+		*(volatile __u32 *)&home->reach = reach - 1;
+	}
+}
+
 /* Takes the first empty entry of a bucket that is that far from the home. How far to look is
  * written first: who doesn't look that far must not miss what is there. */
 GLOBAL int table_put(struct nat_bucket *bucket, struct nat_bucket *home, __u64 hash, __u32 distance,
@@ -226,58 +221,20 @@ GLOBAL int table_put(struct nat_bucket *bucket, struct nat_bucket *home, __u64 h
 	return E_TOO_BIG;
 }
 
-/* Removes that value's entry from the bucket; 1: it was there. */
-GLOBAL int table_clear(struct nat_bucket *bucket, __u64 hash, __u32 distance, __u64 value)
-{
-	__u64 entry = table_entry(hash, distance, value);
-	__u32 i;
-
-	if (!bucket)
-		return 0;
-	for (i = 0; i < NAT_BUCKET_ENTRIES; i++)
-		if (table_read(&bucket->entries[i]) == entry) {
-			__sync_val_compare_and_swap(&bucket->entries[i], entry, 0);
-			return 1;
-		}
-	return 0;
-}
-
-/* What is done with the bucket at that distance. */
-static __always_inline int table_step(void *table, __u32 mask, __u64 hash, __u32 distance,
-				      __u64 value, __u32 step)
-{
-	struct nat_bucket *bucket = table_bucket(table, mask, hash, distance);
-
-	if (step == TABLE_HAS)
-		return table_has(bucket, distance);
-	if (step == TABLE_REMOVE)
-		return table_clear(bucket, hash, distance, value);
-	return table_put(bucket, table_bucket(table, mask, hash, 0), hash, distance, value);
-}
-
-/* Lets look-ups look less far if the home's farthest entries are gone. The caller has its lock. */
-static __always_inline void table_shorten(__u32 mask, __u64 hash, struct nat_bucket *home,
-					  table_do *step)
-{
-	__u32 reach;
-
-	for (reach = TABLE_REACH - 1; reach > 0; reach--) {
-		if (home->reach != reach)
-			continue;
-		if (step(mask, hash, reach, 0, TABLE_HAS))
-			return;
-		*(volatile __u32 *)&home->reach = reach - 1;
-	}
-}
-
 /* Takes the first empty entry within reach of the home, whose lock the caller has. */
-static __always_inline int table_add(__u32 mask, __u64 hash, __u64 value, table_do *step)
+static __always_inline int table_add(void *table, __u32 mask, __u64 hash, struct nat_bucket *home,
+				     __u64 value)
 {
+	struct nat_bucket *bucket;
 	__u32 distance;
 
-	for (distance = 0; distance < TABLE_REACH; distance++)
-		if (!step(mask, hash, distance, value, TABLE_PUT))
+	for (distance = 0; distance < TABLE_REACH; distance++) {
+		bucket = table_bucket(table, mask, hash, distance);
+		if (!bucket)
+			return E_TOO_BIG;
+		if (!table_put(bucket, home, hash, distance, value))
 			return 0;
+	}
 	return E_TOO_BIG;
 }
 
@@ -287,7 +244,7 @@ static __always_inline int table_add(__u32 mask, __u64 hash, __u64 value, table_
  * lock was not to be had. In a function of its own, like table_find.
  */
 static __always_inline int table_insert(void *table, __u32 mask, __u64 hash, __u64 value,
-					table_in *in, table_do *step, const void *key)
+					table_in *in, const void *key)
 {
 	struct nat_bucket *home = table_bucket(table, mask, hash, 0);
 	int error = E_EXIST;
@@ -297,8 +254,8 @@ static __always_inline int table_insert(void *table, __u32 mask, __u64 hash, __u
 	if (!table_lock(home))
 		return E_BUSY;
 	if (!table_find(table, mask, hash, in, key)) {
-		table_shorten(mask, hash, home, step);
-		error = table_add(mask, hash, value, step);
+		table_shorten(table, mask, hash, home);
+		error = table_add(table, mask, hash, home, value);
 	}
 	table_unlock(home);
 	return error;
@@ -306,13 +263,23 @@ static __always_inline int table_insert(void *table, __u32 mask, __u64 hash, __u
 
 /* Makes the hash's key lead to value no more. The element may be used for another key when
  * no look-up can be at it any more, which is the caller's to know. */
-static __always_inline void table_remove(__u32 mask, __u64 hash, __u64 value, table_do *step)
+static __always_inline void table_remove(void *table, __u32 mask, __u64 hash, __u64 value)
 {
-	__u32 distance;
+	struct nat_bucket *bucket;
+	__u32 distance, i;
+	__u64 entry;
 
-	for (distance = 0; distance < TABLE_REACH; distance++)
-		if (step(mask, hash, distance, value, TABLE_REMOVE))
+	for (distance = 0; distance < TABLE_REACH; distance++) {
+		bucket = table_bucket(table, mask, hash, distance);
+		if (!bucket)
 			return;
+		entry = table_entry(hash, distance, value);
+		for (i = 0; i < NAT_BUCKET_ENTRIES; i++)
+			if (table_read(&bucket->entries[i]) == entry) {
+				__sync_val_compare_and_swap(&bucket->entries[i], entry, 0);
+				return;
+			}
+	}
 }
 
 #endif

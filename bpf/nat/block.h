@@ -87,24 +87,21 @@ static __always_inline __u64 granules_left(struct nat_blocks *b, __u32 n, __u64 
 /* The bits of a block in its word. */
 static __always_inline __u64 block_bits(__u32 granule, __u32 order)
 {
-	/* 2^order ones, up to all 64. */
-	return (~0ULL >> ((64 - (1U << (order & 7))) & 63)) << (granule & 63);
+	__u64 ones = order >= 6 ? ~0ULL : (1ULL << (1 << order)) - 1;
+
+	return ones << (granule & 63);
 }
 
 /* Of a word of free granules the bits at which a block of that order may begin: it takes two of
  * the order below, the first at an even place. Without branches, of which the verifier would
- * follow all: clang must not see that a comparison is made. */
-GLOBAL __u64 block_starts(__u64 free, __u32 order)
+ * follow all. */
+static __always_inline __u64 block_starts(__u64 free, __u32 order)
 {
-	__u64 starts = free, odd = 0;
-	__u32 more;
+	__u64 starts = free, aligned = ~0ULL;
 
 #define BLOCK_DOUBLE(n, mask)                                                                      \
-	more = (n) - order;                                                                        \
-	OPAQUE(more);                                                                              \
-	more >>= 31;                                                                               \
-	starts &= starts >> (more << (n));                                                         \
-	odd |= more * ~(mask)
+	starts &= starts >> (((n) - order) >> 31 << (n));                                          \
+	aligned &= (mask) | ((__u64)(((n) - order) >> 31) - 1)
 
 	BLOCK_DOUBLE(0U, 0x5555555555555555ULL);
 	BLOCK_DOUBLE(1U, 0x1111111111111111ULL);
@@ -113,13 +110,20 @@ GLOBAL __u64 block_starts(__u64 free, __u32 order)
 	BLOCK_DOUBLE(4U, 0x0000000100000001ULL);
 	BLOCK_DOUBLE(5U, 1ULL);
 #undef BLOCK_DOUBLE
-	return starts & ~odd;
+	return starts & aligned;
 }
 
-/* All granules of the free blocks of that order. */
-static __always_inline __u64 block_wholes(__u64 free, __u32 order)
+/* Of these starts those of which no block of the larger order has both: small blocks are to leave
+ * large ones whole. */
+static __always_inline __u64 block_scraps(__u64 free, __u32 order, __u32 larger)
 {
-	return block_starts(free, order) * block_bits(0, order);
+	__u64 starts = block_starts(free, order), whole = block_starts(free, larger);
+
+	if (larger >= 6 && whole)
+		return 0;
+	if (larger < 6)
+		whole *= (1ULL << (1 << larger)) - 1; /* all granules of each */
+	return starts & ~whole;
 }
 
 struct block_search {
@@ -140,9 +144,7 @@ static long block_in_word(__u32 n, struct block_search *search)
 	free = granule_word(search->b, word * 64);
 	old = *(volatile __u64 *)free;
 	left = granules_left(search->b, word * 64, old);
-	starts = block_starts(left, order);
-	if (n < BLOCK_WORDS) /* small blocks are to leave large ones whole */
-		starts &= ~block_wholes(left, larger);
+	starts = n < BLOCK_WORDS ? block_scraps(left, order, larger) : block_starts(left, order);
 	if (!starts)
 		return 0;
 	turned = starts >> random | starts << (-random & 63);
@@ -221,14 +223,13 @@ GLOBAL int block_take_this(__u32 id)
 static __always_inline void block_free(struct nat_blocks *b, __u32 address, __u32 granule,
 				       __u32 order)
 {
-	struct nat_ports *hints;
 	__u32 zero = 0;
+	struct nat_ports *hints = bpf_map_lookup_elem(&free_addresses, &zero);
 
 	__sync_fetch_and_or(granule_word(b, granule), block_bits(granule, order));
 	__sync_fetch_and_add(&b->count, 1ULL << order);
-	hints = bpf_map_lookup_elem(&free_addresses, &zero);
 	if (hints && address < NAT_MAX_ADDRESSES)
-		bit_return(hints, address);
+		bit_give(hints, address);
 }
 
 /* Writes whose the block is that the caller has taken, in its first granule, and holds it once. */
@@ -259,16 +260,6 @@ static __always_inline void block_return(struct nat_blocks *b, __u32 address, __
 	block_free(b, address, first, order & 7);
 }
 
-/* Records that the block ends. */
-GLOBAL int block_log_end(__u32 address, __u32 first)
-{
-	struct nat_blocks *b = blocks_of(address);
-
-	if (b)
-		log_block(NAT_LOG_ENDED, address, first, granule_at(b, first));
-	return 0;
-}
-
 /* The block of which nobody holds a port, and which its subscriber does not have any more, ends. */
 GLOBAL int block_end(__u32 address, __u32 first)
 {
@@ -276,6 +267,7 @@ GLOBAL int block_end(__u32 address, __u32 first)
 
 	if (!b)
 		return 0;
+	log_block(NAT_LOG_ENDED, address, first, granule_at(b, first));
 	block_return(b, address, first, granule_at(b, first)->order);
 	return 1;
 }
@@ -333,7 +325,7 @@ static __always_inline void bits_add(struct nat_ports *ports, __u32 granule, __u
 /* Moves the free ports of a class, if all of them are free. */
 GLOBAL int bits_move(__u32 address, __u32 class, __u32 granule)
 {
-	struct nat_blocks *b = blocks_find(address);
+	struct nat_blocks *b = blocks_of(address);
 	struct nat_ports *from = port_bits(address, class);
 	__u64 have, want;
 
@@ -354,7 +346,7 @@ GLOBAL int bits_move(__u32 address, __u32 class, __u32 granule)
 /* Puts back what bits_move has moved. */
 GLOBAL int bits_return(__u32 address, __u32 class, __u32 granule)
 {
-	struct nat_blocks *b = blocks_find(address);
+	struct nat_blocks *b = blocks_of(address);
 	struct nat_ports *to = port_bits(address, class);
 
 	if (b && to && class < NAT_PORT_CLASSES)

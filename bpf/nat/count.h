@@ -31,13 +31,12 @@ static __always_inline struct nat_stats *count_stats(void)
 
 /* Programs of one CPU don't interrupt each other here (softirq, or test runs with
  * bottom halves off), so a plain addition loses nothing. */
-GLOBAL int count_add(__u32 reason)
+static __always_inline void count_add(__u32 reason)
 {
 	struct nat_stats *s = count_stats();
 
 	if (s && reason < NAT_REASONS)
 		s->packets[reason]++;
-	return 0;
 }
 
 struct event_totals {
@@ -63,13 +62,13 @@ static __always_inline struct nat_event *event_begin(enum nat_event_kind kind)
 
 /* A session was made, by the rule with that id, or has ended: its owner's flow, and how much there
  * was of each direction's packets. */
-GLOBAL int event_session(__u32 kind, const struct nat_flow *owner, __u32 rule,
-			 const struct event_totals *totals)
+SUBPROGRAM void event_session(enum nat_event_kind kind, const struct nat_flow *owner, __u32 rule,
+			      const struct event_totals *totals)
 {
-	struct nat_event *e = owner ? event_begin(kind) : NULL;
+	struct nat_event *e = event_begin(kind);
 
 	if (!e)
-		return 0;
+		return;
 	e->key = owner->key;
 	e->zone = zone_to(owner);
 	e->key.link = 0;
@@ -85,7 +84,6 @@ GLOBAL int event_session(__u32 kind, const struct nat_flow *owner, __u32 rule,
 		e->bytes[1] = totals->bytes[1];
 	}
 	bpf_ringbuf_submit(e, 0);
-	return 0;
 }
 
 SUBPROGRAM void event_refused(const struct nat_flow_key *key, __u32 reason)

@@ -127,19 +127,14 @@ static __always_inline int flow_is(const void *key, __u64 number)
 	return flow && flow_key_is(&flow->key, *(const struct flow_words *)key);
 }
 
-GLOBAL __u64 flow_within(__u32 mask, __u64 hash, __u32 distance, const struct flow_words *key)
+GLOBAL __u64 flow_within(const struct nat_bucket *bucket, __u64 hash, const struct flow_words *key)
 {
-	return key ? table_within(&flow_table, mask, hash, distance, flow_is, key) : 0;
+	return bucket && key ? table_within(bucket, hash, flow_is, key) : 0;
 }
 
-static __always_inline __u64 flow_in(__u32 mask, __u64 hash, __u32 distance, const void *key)
+static __always_inline __u64 flow_in(const struct nat_bucket *bucket, __u64 hash, const void *key)
 {
-	return flow_within(mask, hash, distance, key);
-}
-
-GLOBAL int flow_table_step(__u32 mask, __u64 hash, __u32 distance, __u64 value, __u32 step)
-{
-	return table_step(&flow_table, mask, hash, distance, value, step);
+	return flow_within(bucket, hash, key);
 }
 
 static __always_inline __u64 flow_hash(const struct nat_control *c, struct flow_words words)
@@ -169,7 +164,7 @@ GLOBAL int flow_insert(const struct nat_flow_key *key, __u32 number)
 		return E_BUSY;
 	words = flow_words(key);
 	return table_insert(&flow_table, c->flow_mask, flow_hash(c, words), number, flow_in,
-			    flow_table_step, &words);
+			    &words);
 }
 
 /* The key may be the flow's own, with its link. */
@@ -182,7 +177,7 @@ GLOBAL int flow_remove(const struct nat_flow_key *key, __u32 number)
 		return 0;
 	words = flow_words(key);
 	words.rest = words.rest << 8 >> 8;
-	table_remove(c->flow_mask, flow_hash(c, words), number, flow_table_step);
+	table_remove(&flow_table, c->flow_mask, flow_hash(c, words), number);
 	return 0;
 }
 

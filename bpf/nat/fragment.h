@@ -304,7 +304,6 @@ enum fragment_limit {
 	FRAGMENT_MOST = 8192,    /* payload of one fragment */
 	FRAGMENT_PIECES = 256,   /* of the longest packet, for an MTU of 84 */
 	FRAGMENT_CHUNK = 512,    /* bpf_csum_diff: not more at once */
-	FRAGMENT_CHUNKS = FRAGMENT_PACKET / FRAGMENT_CHUNK,
 };
 
 /* A packet from its IPv4 header on, and room to read past its end. A per-CPU value has
@@ -380,29 +379,6 @@ static long fragment_next(__u32 n, struct cut *cut)
 	return 0;
 }
 
-struct fragment_sum {
-	struct fragment_room *room;
-	__u32 header, total;
-	__s64 sum;
-};
-
-/* Adds the n-th chunk; 1 ends. */
-static long fragment_sum_next(__u32 n, struct fragment_sum *sum)
-{
-	__u32 from = sum->header + n * FRAGMENT_CHUNK, bytes = sum->total - from;
-
-	OPAQUE(from);
-	if (n >= FRAGMENT_CHUNKS || from >= sum->total || from > FRAGMENT_PACKET)
-		return 1;
-	bytes = (bytes + 3) & ~3U;
-	if (bytes > FRAGMENT_CHUNK)
-		bytes = FRAGMENT_CHUNK;
-	OPAQUE(bytes);
-	sum->sum =
-		bpf_csum_diff(NULL, 0, (__be32 *)(sum->room->bytes + from), bytes & 1023, sum->sum);
-	return 0;
-}
-
 /*
  * Makes a partial checksum whole, because no device can do that for a fragment: one that
  * is the sum of the pseudo-header alone, while the sum over everything is wrong. offset is
@@ -411,21 +387,30 @@ static long fragment_sum_next(__u32 n, struct fragment_sum *sum)
 GLOBAL int fragment_checksum(__u32 header, __u32 total, __u32 offset)
 {
 	struct fragment_room *room = fragment_room();
-	struct fragment_sum sum = {.room = room, .header = header, .total = total};
 	struct ipv4 *ip = (void *)room;
-	__u32 pseudo, whole;
+	__u32 at, bytes, pseudo, whole;
+	__s64 sum = 0;
 	__u16 *check;
 
 	OPAQUE(header);
 	OPAQUE(offset);
 	if (!room || header > 60 || total > FRAGMENT_PACKET || offset > 60 + sizeof(struct tcp))
 		return NAT_DROP_REWRITE;
-	bpf_loop(FRAGMENT_CHUNKS, fragment_sum_next, &sum, 0);
+	for (at = 0; at < FRAGMENT_PACKET; at += FRAGMENT_CHUNK) {
+		OPAQUE(total); /* or clang leaves the loop's own end out */
+		if (header + at >= total)
+			break;
+		bytes = (total - header - at + 3) & ~3U;
+		if (bytes > FRAGMENT_CHUNK)
+			bytes = FRAGMENT_CHUNK;
+		OPAQUE(bytes);
+		sum = bpf_csum_diff(NULL, 0, (__be32 *)(room->bytes + header + at), bytes & 1023,
+				    sum);
+	}
 	pseudo = checksum_pseudo(addr_word(ip->src), addr_word(ip->dst), ip->protocol,
 				 total - header);
 	check = (__u16 *)(room->bytes + offset);
-	whole = checksum_add(0xffff,
-			     (sum.sum & 0xffff) + (sum.sum >> 16 & 0xffff)); /* complement */
+	whole = checksum_add(0xffff, (sum & 0xffff) + (sum >> 16 & 0xffff)); /* complement */
 	if (*check == pseudo && checksum_add(whole, pseudo))
 		*check = ip->protocol == TCP || whole ? whole : 0xffff;
 	return GO_ON;

@@ -212,35 +212,22 @@ enum gc_hold_down { HOLD_DOWN_OVER, HOLD_DOWN_AGAIN, HOLD_DOWN_ENDED };
  * queued again when it is left. Used since it was queued, and left: its hold-down has
  * started later, it goes to the end. Neither: it is over, and nobody can take it any more.
  */
-GLOBAL int gc_mapping_try(__u32 *refs)
+static __always_inline enum gc_hold_down gc_mapping(struct nat_slot *slot)
 {
-	__u32 old, new;
+	__u32 try, old, new;
 
-	if (!refs)
-		return HOLD_DOWN_ENDED;
-	old = refs_read(refs);
-	new = old & ~NAT_REFS_AGAIN;
-	if (old & NAT_REFS_COUNT)
-		new &= ~NAT_REFS_QUEUED;
-	else if (!(old & NAT_REFS_AGAIN))
-		new |= NAT_REFS_GONE;
-	if (__sync_val_compare_and_swap(refs, old, new) != old)
-		return E_BUSY;
-	if (old & NAT_REFS_COUNT)
-		return HOLD_DOWN_ENDED;
-	return old & NAT_REFS_AGAIN ? HOLD_DOWN_AGAIN : HOLD_DOWN_OVER;
-}
-
-GLOBAL int gc_mapping(struct nat_slot *slot)
-{
-	int try, end;
-
-	if (!slot)
-		return HOLD_DOWN_ENDED;
 	for (try = 0; try < REFS_TRIES; try++) {
-		end = gc_mapping_try(&slot->refs);
-		if (end != E_BUSY)
-			return end;
+		old = refs_read(&slot->refs);
+		new = old & ~NAT_REFS_AGAIN;
+		if (old & NAT_REFS_COUNT)
+			new &= ~NAT_REFS_QUEUED;
+		else if (!(old & NAT_REFS_AGAIN))
+			new |= NAT_REFS_GONE;
+		if (__sync_val_compare_and_swap(&slot->refs, old, new) != old)
+			continue;
+		if (old & NAT_REFS_COUNT)
+			return HOLD_DOWN_ENDED;
+		return old & NAT_REFS_AGAIN ? HOLD_DOWN_AGAIN : HOLD_DOWN_OVER;
 	}
 	return HOLD_DOWN_AGAIN; /* fought over, so in use */
 }
@@ -252,7 +239,7 @@ static long gc_held_down(__u32 n, struct slice *s)
 	struct nat_mapping_key internal = {};
 	struct nat_hold_down r = {};
 	struct nat_slot *slot, value;
-	int mapped, end; /* enum gc_hold_down */
+	enum gc_hold_down end;
 	__u64 id;
 
 	if (gc_over(s, n, GC_SLICE_NS / 2))
@@ -269,20 +256,24 @@ static long gc_held_down(__u32 n, struct slice *s)
 	if (!slot)
 		return 0; /* cannot happen: indices are for life */
 	value = slot_read(slot);
-	mapped = value.used == NAT_SLOT_MAPPING;
+	if (value.used != NAT_SLOT_MAPPING) {
+		mapping_remove(id, NULL);
+		s->ended++;
+		return 0;
+	}
 	internal.addr = value.addr;
 	internal.port = value.port;
 	internal.class = class;
 	internal.pool = value.pool;
 	internal.zone = slot->zone;
-	end = mapped ? gc_mapping(slot) : HOLD_DOWN_OVER;
+	end = gc_mapping(slot);
 	if (end == HOLD_DOWN_AGAIN && port_hold_down(id, s->now)) {
 		__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);
 		mapping_end(&internal);
 	}
 	if (end != HOLD_DOWN_OVER)
 		return 0;
-	mapping_remove(id, mapped ? &internal : NULL);
+	mapping_remove(id, &internal);
 	s->ended++;
 	return 0;
 }

@@ -102,12 +102,14 @@ static __always_inline int lease_differs(const struct leasing *l)
 GLOBAL __s64 lease_block(__u64 range)
 {
 	struct leasing *l = leasing_get();
+	struct nat_source_key host;
 	struct nat_source *s;
 	__u32 n, id, want;
 
 	if (!l)
 		return range;
-	s = source_of(&l->r.internal);
+	host = source_key(&l->r.internal);
+	s = bpf_map_lookup_elem(&sources, &host);
 	want = bpf_ntohs(l->request.external_port) / 64;
 	for (n = 0; s && want && n < NAT_SUBSCRIBER_BLOCKS; n++) {
 		id = *(volatile __u32 *)&s->blocks[n];

@@ -58,7 +58,7 @@ static __always_inline struct nat_log *log_state(void)
 }
 
 /* Those of the bits of enum nat_log_what that are recorded. */
-GLOBAL __u32 log_wants(__u32 what)
+static __always_inline __u32 log_wants(__u32 what)
 {
 	struct nat_log *log = log_state();
 
@@ -190,23 +190,19 @@ static __always_inline void log_conversation(__u32 event, const struct nat_flow_
 
 /* The session that its owner's packets open as key and leave as flow: of each host whose address is
  * translated one record. age is in ticks. */
-GLOBAL int log_session(__u32 event, const struct nat_flow_key *key, const struct nat_flow *flow,
-		       __u32 age)
+SUBPROGRAM void log_session(__u32 event, const struct nat_flow_key *key,
+			    const struct nat_flow *flow, __u32 age)
 {
-	int query;
+	int query = key->protocol == 1; /* ICMP: sport is the identifier, of both ends */
 
-	if (!key || !flow)
-		return 0;
-	query = key->protocol == 1; /* ICMP: sport is the identifier, of both ends */
 	if (!addr_equal(key->src, flow->src) || (key->sport != flow->sport && !query))
 		log_conversation(event, key, key->zone, key->src, key->sport, flow->src,
 				 flow->sport, key->dst, key->dport, age);
 	if (addr_equal(key->dst, flow->dst) && key->dport == flow->dport)
-		return 0;
+		return;
 	log_conversation(event, key, zone_to(flow), flow->dst, query ? flow->sport : flow->dport,
 			 key->dst, query ? key->sport : key->dport, key->src,
 			 query ? 0 : key->sport, age);
-	return 0;
 }
 
 /* The subscriber was refused, times by now. Who is refused all the time is recorded as often as

@@ -41,27 +41,21 @@ static __always_inline int mapping_is(const struct nat_slot *slot, __u64 id,
 /* table.h: whether the mapping in that slot is of the internal endpoint. */
 static __always_inline int mapping_at(const void *internal, __u64 id)
 {
-	struct nat_slot *slot = slot_find(id);
+	struct nat_slot *slot = slot_at(id);
 
 	return slot && mapping_is(slot, id, internal);
 }
 
-GLOBAL __u64 mapping_within(__u32 mask, __u64 hash, __u32 distance,
+GLOBAL __u64 mapping_within(const struct nat_bucket *bucket, __u64 hash,
 			    const struct nat_mapping_key *internal)
 {
-	return internal ? table_within(&mapping_table, mask, hash, distance, mapping_at, internal)
-			: 0;
+	return bucket && internal ? table_within(bucket, hash, mapping_at, internal) : 0;
 }
 
-static __always_inline __u64 mapping_in(__u32 mask, __u64 hash, __u32 distance,
+static __always_inline __u64 mapping_in(const struct nat_bucket *bucket, __u64 hash,
 					const void *internal)
 {
-	return mapping_within(mask, hash, distance, internal);
-}
-
-GLOBAL int mapping_table_step(__u32 mask, __u64 hash, __u32 distance, __u64 value, __u32 step)
-{
-	return table_step(&mapping_table, mask, hash, distance, value, step);
+	return mapping_within(bucket, hash, internal);
 }
 
 /* The pool has no part in it: a packet's bucket is known before its rule is. */
@@ -110,7 +104,7 @@ GLOBAL int mapping_enter(const struct nat_mapping_key *internal, __u64 id)
 	if (!c || !internal)
 		return E_TOO_BIG;
 	return table_insert(&mapping_table, c->mapping_mask, mapping_hash(c, internal), id,
-			    mapping_in, mapping_table_step, internal);
+			    mapping_in, internal);
 }
 
 GLOBAL int mapping_leave(const struct nat_mapping_key *internal, __u64 id)
@@ -118,7 +112,7 @@ GLOBAL int mapping_leave(const struct nat_mapping_key *internal, __u64 id)
 	struct nat_control *c = control_get();
 
 	if (c && internal)
-		table_remove(c->mapping_mask, mapping_hash(c, internal), id, mapping_table_step);
+		table_remove(&mapping_table, c->mapping_mask, mapping_hash(c, internal), id);
 	return 0;
 }
 
@@ -554,7 +548,9 @@ GLOBAL int reservation_leave(const struct reservation *r, __be32 remote, __u32 n
 	if (r->flags & NAT_FLOW_PORT)
 		port_leave(r, now);
 	if (r->flags & NAT_FLOW_SOURCE) {
-		s = source_of(&r->internal);
+		struct nat_source_key host = source_key(&r->internal);
+
+		s = bpf_map_lookup_elem(&sources, &host);
 		if (s)
 			source_put(s, USE_SESSION);
 	}

@@ -216,7 +216,7 @@ NAT_GENERATION_MAP(excludes, BPF_MAP_TYPE_HASH, 0, struct nat_exclude_key, __u32
 
 /* The configuration of the generation in use, and which slot of the rule maps goes
  * with it. Only one of the two slots is ever written, and not the one in use. */
-SUBPROGRAM const struct nat_config *config_get(__u32 *slot)
+static __always_inline const struct nat_config *config_get(__u32 *slot)
 {
 	struct nat_control *c = control_get();
 

@@ -59,7 +59,7 @@ static __always_inline __u64 *bit_summary(struct nat_ports *ports, __u32 n)
 }
 
 /* Takes that bit if it is free: steps 1 to 3 of take above. */
-static __always_inline int bit_claim(struct nat_ports *ports, __u32 n)
+static __always_inline int bit_take(struct nat_ports *ports, __u32 n)
 {
 	__u64 bit = 1ULL << (n & 63), word_bit = 1ULL << (n / 64 & 63), left;
 	__u64 *word = bit_word(ports, n), *summary = bit_summary(ports, n);
@@ -74,13 +74,8 @@ static __always_inline int bit_claim(struct nat_ports *ports, __u32 n)
 	return 1;
 }
 
-GLOBAL int bit_take(struct nat_ports *ports, __u32 n)
-{
-	return ports ? bit_claim(ports, n) : 0;
-}
-
 /* Steps 1 and 2 of give. */
-static __always_inline void bit_return(struct nat_ports *ports, __u32 n)
+static __always_inline void bit_give(struct nat_ports *ports, __u32 n)
 {
 	__u64 bit = 1ULL << (n & 63), word_bit = 1ULL << (n / 64 & 63);
 
@@ -88,13 +83,6 @@ static __always_inline void bit_return(struct nat_ports *ports, __u32 n)
 		return; /* cannot happen: it was free */
 	__sync_fetch_and_or(bit_summary(ports, n), word_bit);
 	__sync_fetch_and_add(&ports->free, 1);
-}
-
-GLOBAL int bit_give(struct nat_ports *ports, __u32 n)
-{
-	if (ports)
-		bit_return(ports, n);
-	return 0;
 }
 
 /* The first of the words from..to that may have a free bit. */
@@ -140,28 +128,6 @@ GLOBAL int word_draw(const struct nat_ports *ports, __u32 lo, __u32 hi)
 	return n;
 }
 
-/* Takes a free bit of that word in the range lo..hi (16 bits each, lo above), of those that mask
- * allows: the first after a random one, or PORT_NONE. */
-GLOBAL int word_take(struct nat_ports *ports, __u32 word, __u32 range, __u64 mask, __u32 random)
-{
-	__u32 lo = range >> 16, hi = range & 0xffff, n;
-	__u64 free, turned;
-
-	if (!ports)
-		return PORT_NONE;
-	free = *(volatile __u64 *)bit_word(ports, word * 64) & mask;
-	if (word == lo / 64)
-		free &= ~0ULL << (lo & 63);
-	if (word == hi / 64)
-		free &= ~0ULL >> (63 - (hi & 63));
-	if (!free)
-		return PORT_NONE;
-	random &= 63;
-	turned = free >> random | free << (-random & 63);
-	n = word * 64 + ((bit_lowest(turned) + random) & 63);
-	return bit_claim(ports, n) ? (int)n : PORT_NONE;
-}
-
 /*
  * Takes a free bit of lo..hi, of those that mask allows in each word: in a random word that
  * has any, or if a few draws find none, the first after a random one, round the range.
@@ -173,22 +139,32 @@ GLOBAL int word_take(struct nat_ports *ports, __u32 word, __u32 range, __u64 mas
  */
 GLOBAL int bits_take(struct nat_ports *ports, __u32 lo, __u32 hi, __u64 mask)
 {
-	__u32 random, from, try;
-	int word, n;
+	__u32 random, from, n, try;
+	__u64 free, turned;
+	int word;
 
 	if (!ports || hi >= NAT_PORTS || lo > hi)
 		return PORT_NONE;
 	random = word_draw(ports, lo, hi);
 	from = random / 64;
+	random &= 63;
 	for (try = 0; try < PORT_TRIES; try++) {
 		word = word_find(ports, from, hi / 64);
 		if (word < 0)
 			word = word_find(ports, lo / 64, hi / 64);
 		if (word < 0)
 			return PORT_NONE;
-		n = word_take(ports, word, lo << 16 | hi, mask, random);
-		if (n >= 0)
-			return n;
+		free = *(volatile __u64 *)bit_word(ports, word * 64) & mask;
+		if (word == lo / 64)
+			free &= ~0ULL << (lo & 63);
+		if (word == hi / 64)
+			free &= ~0ULL >> (63 - (hi & 63));
+		if (free) {
+			turned = free >> random | free << (-random & 63);
+			n = word * 64 + ((bit_lowest(turned) + random) & 63);
+			if (bit_take(ports, n))
+				return n;
+		}
 		from = word < (int)(hi / 64) ? word + 1 : lo / 64;
 	}
 	return PORT_NONE;
@@ -266,24 +242,15 @@ GLOBAL int port_has_socket(struct ctx *ctx, const struct nat_flow_key *key, __u3
 	return 0;
 }
 
-/* What port_take is to look for. */
-enum port_want {
-	PORT_CLASS = 0x00000003, /* enum nat_class */
-	PORT_PARITY = 0x00000004,
-	PORT_OF_BLOCK = 0x00000008, /* a bit of nat_blocks, not of free_ports */
-};
-
-/* A port for a packet that cannot keep its own, which is wanted: of its own range and parity if
- * there is one, any other if not. range and want as for port_take. */
-GLOBAL int port_search(struct nat_ports *ports, __u32 range, __u32 want, __u32 wanted)
+/* A port for a packet that cannot keep its own: of its own range and parity if there is one, any
+ * other if not. */
+static __always_inline int port_search(struct nat_ports *ports, __u32 first, __u32 last,
+				       __u32 class, __u32 wanted, __u32 parity)
 {
-	__u32 first = range >> 16, last = range & 0xffff, parity = want & PORT_PARITY;
 	__u32 lo = first, hi = last;
 	int port;
 
-	if (!ports)
-		return PORT_NONE;
-	if ((want & PORT_CLASS) != NAT_ICMP) {
+	if (class != NAT_ICMP) {
 		if (wanted < PORT_SYSTEM && first < PORT_SYSTEM && last >= PORT_SYSTEM)
 			hi = PORT_SYSTEM - 1;
 		if (wanted >= PORT_SYSTEM && first < PORT_SYSTEM && last >= PORT_SYSTEM)
@@ -300,18 +267,19 @@ GLOBAL int port_search(struct nat_ports *ports, __u32 range, __u32 want, __u32 w
 	return port;
 }
 
-static __always_inline struct nat_blocks *blocks_find(__u32 address)
+/* What port_take is to look for. */
+enum port_want {
+	PORT_CLASS = 0x00000003, /* enum nat_class */
+	PORT_PARITY = 0x00000004,
+	PORT_OF_BLOCK = 0x00000008, /* a bit of nat_blocks, not of free_ports */
+};
+
+static __always_inline struct nat_blocks *blocks_of(__u32 address)
 {
 	void *inner = bpf_map_lookup_elem(&blocks, &address);
 	__u32 zero = 0;
 
 	return inner ? bpf_map_lookup_elem(inner, &zero) : NULL;
-}
-
-/* For all but who is at the end of the longest chain of calls. */
-SUBPROGRAM struct nat_blocks *blocks_of(__u32 address)
-{
-	return blocks_find(address);
 }
 
 /* The verifier forgets that a class was compared, if it was not just before. */
@@ -356,8 +324,11 @@ GLOBAL int port_take(struct ctx *ctx, const struct nat_flow_key *key, __u32 want
 	if (wanted >= range >> 16 && wanted <= (range & 0xffff) && bit_take(ports, wanted))
 		port = wanted;
 	for (try = 0; try < PORT_SOCKET_TRIES; try++) {
+		OPAQUE(range); /* taken apart here, not kept on the stack */
+		OPAQUE(want);
 		if (port == PORT_NONE)
-			port = port_search(ports, range, want, wanted);
+			port = port_search(ports, range >> 16, range & 0xffff, want & PORT_CLASS,
+					   bpf_ntohs(key->sport), want & PORT_PARITY);
 		/* Only now, so that the same one is not found again at once. */
 		if (passed != PORT_NONE)
 			bit_give(ports, passed);

@@ -7,7 +7,7 @@
 #ifndef NATKIT_REFS_H
 #define NATKIT_REFS_H
 
-#include "lib/base.h"
+#include "nat/abi.h"
 
 enum refs_limit {
 	REFS_TRIES = 16, /* lost compare-and-exchanges before the packet is given up */
@@ -18,32 +18,19 @@ static __always_inline __u32 refs_read(const __u32 *refs)
 	return *(const volatile __u32 *)refs;
 }
 
-/* E_BUSY: lost to another CPU. */
-GLOBAL int refs_try(__u32 *refs)
+static __always_inline int refs_take(__u32 *refs)
 {
-	__u32 old, new;
+	__u32 try, old, new;
 
-	if (!refs)
-		return NAT_DROP_RACE;
-	old = refs_read(refs);
-	if (old & NAT_REFS_GONE || (old & NAT_REFS_COUNT) == NAT_REFS_COUNT)
-		return NAT_DROP_RACE;
-	new = old + 1;
-	if (!(old & NAT_REFS_COUNT) && old & NAT_REFS_QUEUED)
-		new |= NAT_REFS_AGAIN;
-	return __sync_val_compare_and_swap(refs, old, new) == old ? GO_ON : E_BUSY;
-}
-
-GLOBAL int refs_take(__u32 *refs)
-{
-	int try, reason;
-
-	if (!refs)
-		return NAT_DROP_RACE;
 	for (try = 0; try < REFS_TRIES; try++) {
-		reason = refs_try(refs);
-		if (reason != E_BUSY)
-			return reason;
+		old = refs_read(refs);
+		if (old & NAT_REFS_GONE || (old & NAT_REFS_COUNT) == NAT_REFS_COUNT)
+			return NAT_DROP_RACE;
+		new = old + 1;
+		if (!(old & NAT_REFS_COUNT) && old & NAT_REFS_QUEUED)
+			new |= NAT_REFS_AGAIN;
+		if (__sync_val_compare_and_swap(refs, old, new) == old)
+			return GO_ON;
 	}
 	return NAT_DROP_RACE;
 }

@@ -114,18 +114,12 @@ static __always_inline int session_to_mapping(const struct packet *p, struct nat
 	return GO_ON;
 }
 
-GLOBAL int session_destination(struct new_session *new)
+SUBPROGRAM int session_destination(const struct packet *p, struct nat_flow *out,
+				   struct new_session *new)
 {
+	int index = rule_destination(&p->key, new->verdict.in, new->lookups, new->slot);
 	const struct nat_rule *rule;
-	const struct packet *p;
-	struct nat_flow *out;
-	int index;
 
-	if (!new)
-		return NAT_DROP_BYPASS;
-	p = &new->packet;
-	out = &new->owner;
-	index = rule_destination(&p->key, new->verdict.in, new->lookups, new->slot);
 	if (index == RULE_NONE)
 		return session_to_mapping(p, out, new);
 	rule = rule_get(new->slot, index);
@@ -183,16 +177,13 @@ static __always_inline int session_gives(__u32 *index)
  * no rule is about as well: the stack would let them out as they are. By a link of both sides
  * everything is routed to where it came from; there nobody has what rules translate to.
  */
-GLOBAL int session_pretends(struct ctx *ctx, const struct packet *p, __u32 in, __u32 lookups,
-			    __u32 slot)
+SUBPROGRAM int session_pretends(struct ctx *ctx, const struct packet *p, __u16 in, __u32 lookups,
+				__u32 slot)
 {
-	struct nat_addr src;
+	struct nat_addr src = p->key.src;
 	__u32 *index;
 	int owned;
 
-	if (!p)
-		return 1;
-	src = p->key.src;
 	if (p->key.side != NAT_INSIDE && !link_is_both(link_get(in)))
 		return 0;
 	index = bpf_map_lookup_elem(&address_indices, &src);
@@ -228,19 +219,14 @@ static __always_inline int session_among(const struct packet *p, const struct na
 	       link_is_both(link_get(d->link)) && !session_moves(p, out);
 }
 
-GLOBAL int session_route(struct ctx *ctx, struct new_session *new)
+SUBPROGRAM int session_route(struct ctx *ctx, const struct packet *p, const struct nat_flow *out,
+			     struct new_session *new)
 {
-	const struct nat_flow *out;
-	const struct packet *p;
+	int translated = session_moves(p, out);
 	struct route route;
 	struct nat_link *link;
-	int reason, translated;
+	int reason;
 
-	if (!new)
-		return NAT_DROP_BYPASS;
-	p = &new->packet;
-	out = &new->owner;
-	translated = session_moves(p, out);
 	reason = route_to(ctx, p, out->dst, new->verdict.zone, &route);
 	if (reason == NAT_PASS_LOCAL && translated)
 		return NAT_DROP_UNSUPPORTED; /* to the gateway: can't be handed up translated */
@@ -265,16 +251,13 @@ GLOBAL int session_route(struct ctx *ctx, struct new_session *new)
  * link. One from outside must not be the gateway's or an internal host's: its session would
  * translate packets between internal hosts.
  */
-GLOBAL int session_spoofed(struct ctx *ctx, const struct new_session *new)
+SUBPROGRAM int session_spoofed(struct ctx *ctx, const struct packet *p,
+			       const struct new_session *new)
 {
-	const struct packet *p;
 	struct route back;
 	struct nat_link *link;
 	int reason;
 
-	if (!new)
-		return NAT_DROP_BYPASS;
-	p = &new->packet;
 	if (p->key.side == NAT_INSIDE)
 		return route_home(ctx, p, new->verdict.in);
 	reason = route_find(ctx, p, p->key.dst, p->key.src, 0, &back);
@@ -292,18 +275,14 @@ GLOBAL int session_spoofed(struct ctx *ctx, const struct new_session *new)
  * that it would have left by, had its receiver not been inside: the one that the
  * addressed external address is on, or the route to that.
  */
-GLOBAL __u32 session_egress(struct ctx *ctx, const struct new_session *new)
+SUBPROGRAM __u32 session_egress(struct ctx *ctx, const struct packet *p,
+				const struct new_session *new)
 {
+	struct nat_addr key = p->key.dst;
 	struct nat_address *address;
-	const struct packet *p;
-	struct nat_addr key;
 	struct route route;
 	__u32 *index;
 
-	if (!new)
-		return 0;
-	p = &new->packet;
-	key = p->key.dst;
 	if (!(new->flags &NAT_FLOW_HAIRPIN))
 		return new->verdict.link;
 	index = bpf_map_lookup_elem(&address_indices, &key);
@@ -351,28 +330,22 @@ static __always_inline __u32 rule_strictest(const struct nat_rule *rule)
  * flow_table. Neither is in a cache, and waiting for both at once takes half as long: behind
  * the locks in between, one would be waited for after the other.
  */
-GLOBAL int session_touch(const struct new_session *new)
+SUBPROGRAM void session_touch(const struct packet *p, const struct reservation *r)
 {
-	struct nat_flow_key reply = {.side = NAT_OUTSIDE};
+	__u32 index = r->address;
+	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
+	struct nat_flow_key reply = {.src = p->key.dst,
+				     .sport = p->key.dport,
+				     .dport = r->port,
+				     .protocol = p->key.protocol,
+				     .side = NAT_OUTSIDE};
 	struct nat_control *c = control_get();
-	const struct reservation *r;
-	struct nat_address *address;
 	struct nat_bucket *bucket;
 	struct flow_words words;
 	struct nat_slot *slot;
-	__u32 index;
 
-	if (!new || !c)
-		return 0;
-	r = &new->source;
-	index = r->address;
-	address = bpf_map_lookup_elem(&addresses, &index);
-	if (!address)
-		return 0;
-	reply.src = new->packet.key.dst;
-	reply.sport = new->packet.key.dport;
-	reply.protocol = new->packet.key.protocol;
-	reply.dport = r->port;
+	if (!address || !c)
+		return;
 	reply.dst = address->addr;
 	slot = port_slot(index, address, r->internal.class, bpf_ntohs(r->port));
 	if (slot)
@@ -382,7 +355,6 @@ GLOBAL int session_touch(const struct new_session *new)
 			      0);
 	if (bucket)
 		table_read(&bucket->entries[0]);
-	return 0;
 }
 
 /* Takes an external endpoint for the packet's sender. */
@@ -431,7 +403,7 @@ static __always_inline int session_take(struct ctx *ctx, const struct packet *p,
 				port_name(r);
 				return GO_ON;
 			}
-			session_touch(new);
+			session_touch(p, r);
 			reason = mapping_make(r, p->now);
 		}
 	}
@@ -649,49 +621,33 @@ GLOBAL int session_insert(struct new_session *new)
 	return session_refused(p, out, new, error);
 }
 
-struct port_draw {
-	struct new_session *new;
-	__u32 first, count;
-	int reason;
-};
-
-/* 1 ends. */
-static long session_try_port(__u32 n, struct port_draw *draw)
-{
-	struct nat_flow_key *other = &draw->new->other;
-
-	other->dport = bpf_htons(draw->first + bpf_get_prandom_u32() % draw->count);
-	if (flow_entry(other))
-		return 0;
-	draw->reason = GO_ON;
-	return 1;
-}
-
 /* Any source port from the range of the packet's own that no session's replies from the receiver
  * use. */
 GLOBAL int session_draw_port(struct new_session *new)
 {
-	struct port_draw draw = {
-		.new = new, .first = 1024, .count = NAT_PORTS - 1024, .reason = NAT_DROP_NO_PORT};
-	__u32 wanted;
+	__u32 first = 1024, count = NAT_PORTS - 1024, wanted, try;
 
 	if (!new)
 		return NAT_DROP_BYPASS;
 	wanted = bpf_ntohs(new->packet.key.sport);
 	if (new->packet.class == NAT_ICMP) {
-		draw.first = 0;
-		draw.count = NAT_PORTS;
+		first = 0;
+		count = NAT_PORTS;
 	} else if (wanted < 512) {
-		draw.first = 1;
-		draw.count = 511;
+		first = 1;
+		count = 511;
 	} else if (wanted < PORT_SYSTEM) {
-		draw.first = 600;
-		draw.count = PORT_SYSTEM - 600;
+		first = 600;
+		count = PORT_SYSTEM - 600;
 	}
-	bpf_loop(SESSION_PORT_TRIES, session_try_port, &draw, 0);
-	if (draw.reason == GO_ON)
-		new->owner.sport = new->other.dport;
-	return draw.reason;
+	for (try = 0; try < SESSION_PORT_TRIES; try++) {
+		new->other.dport = bpf_htons(first + bpf_get_prandom_u32() % count);
+		if (!flow_entry(&new->other)) {
+			new->owner.sport = new->other.dport;
+			return GO_ON;
+		}
+	}
+	return NAT_DROP_NO_PORT;
 }
 
 /*
@@ -747,19 +703,19 @@ static __always_inline int session_evaluate(struct ctx *ctx, const struct packet
 		return NAT_DROP_SPOOFED;
 	if (new->lookups & NAT_LOOKUP_EXCLUDE &&rule_excluded(&p->key, new->lookups, new->slot))
 		return NAT_PASS_EXCLUDED;
-	reason = session_destination(new);
+	reason = session_destination(p, out, new);
 	if (reason != GO_ON)
 		return reason;
 	if (p->key.side == NAT_OUTSIDE && !d->by_rule && !new->by_mapping)
 		return NAT_PASS_NO_RULE;
-	reason = session_route(ctx, new);
+	reason = session_route(ctx, p, out, new);
 	if (reason != GO_ON)
 		return reason;
 
 	/* An external host that uses a mapping keeps its address. */
 	if ((p->key.side == NAT_INSIDE && !session_among(p, out, d)) ||
 	    (d->by_rule && session_moves(p, out))) {
-		d->egress = session_egress(ctx, new);
+		d->egress = session_egress(ctx, p, new);
 		d->source = rule_source(addr_word(p->key.src), d->in, d->egress, new->lookups,
 					new->generation);
 		if (d->source != RULE_NONE) {
@@ -775,25 +731,17 @@ static __always_inline int session_evaluate(struct ctx *ctx, const struct packet
 	d->to_port = out->dport;
 	d->rule = new->rule;
 	d->flags = new->flags;
-	return session_spoofed(ctx, new);
+	return session_spoofed(ctx, p, new);
 }
 
 /* session_evaluate, or its cached verdict on a packet like this one. */
-GLOBAL int session_verdict(struct ctx *ctx, struct new_session *new)
+SUBPROGRAM int session_verdict(struct ctx *ctx, const struct packet *p, struct nat_flow *out,
+			       struct new_session *new)
 {
-	const struct packet *p;
-	struct verdict_entry *d;
-	struct verdict_key key;
-	struct nat_flow *out;
-	int known, reason;
+	struct verdict_key key = verdict_key(p, new->generation);
+	struct verdict_entry *d = verdict_get(&key, p->now);
+	int known = d && verdict_holds(d, &key, p->now), reason;
 
-	if (!new)
-		return NAT_DROP_BYPASS;
-	p = &new->packet;
-	out = &new->owner;
-	key = verdict_key(p, new->generation);
-	d = verdict_get(&key, p->now);
-	known = d && verdict_holds(d, &key, p->now);
 	if (known)
 		new->verdict = d->verdict;
 	else
@@ -869,23 +817,17 @@ static __always_inline int session_admitted(struct new_session *new, struct nat_
  * is itself, that session's key is taken. Then the session is of the packet that leaves, as to
  * anybody outside, and what comes back is looked up by itself, each time: flow_hairpin.
  */
-GLOBAL int session_hairpin(struct new_session *new)
+SUBPROGRAM int session_hairpin(const struct packet *p, struct nat_flow *out,
+			       struct new_session *new)
 {
-	struct nat_flow_key back = {.side = NAT_OUTSIDE};
-	int reason = GO_ON, self;
-	const struct packet *p;
-	struct nat_flow *out;
+	struct nat_flow_key back = {.src = out->src,
+				    .dst = p->key.dst,
+				    .sport = out->sport,
+				    .dport = p->key.dport,
+				    .protocol = p->key.protocol,
+				    .side = NAT_OUTSIDE};
+	int reason = GO_ON, self = addr_equal(back.src, back.dst) && back.sport == back.dport;
 
-	if (!new)
-		return NAT_DROP_BYPASS;
-	p = &new->packet;
-	out = &new->owner;
-	back.src = out->src;
-	back.dst = p->key.dst;
-	back.sport = out->sport;
-	back.dport = p->key.dport;
-	back.protocol = p->key.protocol;
-	self = addr_equal(back.src, back.dst) && back.sport == back.dport;
 	if (!self && !flow_entry(&back)) {
 		if (new->by_mapping)
 			reason = session_admitted(new, out->src, out->sport);
@@ -913,7 +855,7 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 
 	reason = session_martian(&p->key);
 	if (reason == GO_ON)
-		reason = session_verdict(ctx, new);
+		reason = session_verdict(ctx, p, out, new);
 	if (reason != GO_ON)
 		return reason;
 	if (new->verdict.source != RULE_NONE) {
@@ -952,7 +894,7 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 			return reason;
 	}
 	if (rule && new->verdict.sessions &&new->flags & NAT_FLOW_HAIRPIN)
-		return session_hairpin(new);
+		return session_hairpin(p, out, new);
 	return rule && new->by_mapping ? session_admitted(new, out->src, out->sport) : GO_ON;
 }
 
@@ -966,13 +908,13 @@ static __always_inline void session_drop(const struct packet *p, const struct ne
 }
 
 /* Puts the packet where the functions below find it. */
-GLOBAL int session_begin(const struct packet *p)
+static __always_inline struct new_session *session_begin(const struct packet *p)
 {
 	__u32 zero = 0;
 	struct new_session *new = bpf_map_lookup_elem(&new_sessions, &zero);
 
-	if (!new || !p)
-		return 0;
+	if (!new)
+		return NULL;
 	__builtin_memset(new, 0, sizeof(*new));
 	new->packet.key = p->key;
 	new->packet.now = p->now;
@@ -985,7 +927,7 @@ GLOBAL int session_begin(const struct packet *p)
 	new->packet.tos = p->tos;
 	new->packet.tcp_flags = p->tcp_flags;
 	new->packet.flags = p->flags;
-	return 1;
+	return new;
 }
 
 GLOBAL int session_make(struct ctx *ctx)
@@ -1060,17 +1002,14 @@ static __always_inline int session_open(struct ctx *ctx, struct packet *p, struc
 	struct nat_mapping_key internal = {
 		.addr = p->key.src, .port = p->key.sport, .class = p->class, .zone = p->key.zone};
 	struct new_session *new;
-	__u32 zero = 0;
 	int reason;
 
 	if (p->key.side == NAT_INSIDE)
 		mapping_touch(&internal);
-	if (!session_begin(p))
-		return NAT_DROP_BYPASS;
-	reason = session_make(ctx);
-	new = bpf_map_lookup_elem(&new_sessions, &zero);
+	new = session_begin(p);
 	if (!new)
 		return NAT_DROP_BYPASS;
+	reason = session_make(ctx);
 	p->mtu = new->packet.mtu; /* if it is too big */
 	p->refused = reason >= NAT_DROP_MALFORMED;
 	*out = new->owner;

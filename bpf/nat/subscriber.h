@@ -67,18 +67,12 @@ static __always_inline __be16 slot_id_port(__u64 id)
 	return bpf_htons(id);
 }
 
-static __always_inline struct nat_slot *slot_find(__u64 id)
+static __always_inline struct nat_slot *slot_at(__u64 id)
 {
 	__u32 index = slot_id_address(id);
 	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
 
 	return address ? port_slot(index, address, slot_id_class(id), id & 0xffff) : NULL;
-}
-
-/* For all but who is at the end of the longest chain of calls. */
-SUBPROGRAM struct nat_slot *slot_at(__u64 id)
-{
-	return slot_find(id);
 }
 
 /* --- what a subscriber has ------------------------------------------------------- */
@@ -93,61 +87,34 @@ static __always_inline struct nat_source_key source_key(const struct nat_mapping
 	return key;
 }
 
-/* Counts one more, if there are fewer than limit (0: none); E_TOO_BIG if not. E_BUSY: lost to
- * another CPU. */
-GLOBAL int use_try(__u64 *use, __u64 one, __u32 limit)
+/* Counts one more, if there are fewer than limit (0: none); E_TOO_BIG if not. */
+static __always_inline int use_take(__u64 *use, __u64 one, __u32 limit)
 {
-	__u32 shift = one == USE_PORT ? NAT_USE_PORT_SHIFT : 0;
+	__u32 try, shift = one == USE_PORT ? NAT_USE_PORT_SHIFT : 0;
 	__u64 old;
 
-	if (!use)
-		return NAT_DROP_RACE;
 	if (!limit)
 		limit = NAT_USE_COUNT;
-	old = *(volatile __u64 *)use;
-	if (old & NAT_USE_GONE)
-		return NAT_DROP_RACE;
-	if ((old >> shift & NAT_USE_COUNT) >= limit)
-		return E_TOO_BIG;
-	return __sync_val_compare_and_swap(use, old, old + one) == old ? GO_ON : E_BUSY;
-}
-
-GLOBAL int use_take(__u64 *use, __u64 one, __u32 limit)
-{
-	int try, reason;
-
-	if (!use)
-		return NAT_DROP_RACE;
 	for (try = 0; try < REFS_TRIES; try++) {
-		reason = use_try(use, one, limit);
-		if (reason != E_BUSY)
-			return reason;
+		old = *(volatile __u64 *)use;
+		if (old & NAT_USE_GONE)
+			return NAT_DROP_RACE;
+		if ((old >> shift & NAT_USE_COUNT) >= limit)
+			return E_TOO_BIG;
+		if (__sync_val_compare_and_swap(use, old, old + one) == old)
+			return GO_ON;
 	}
 	return NAT_DROP_RACE;
 }
 
-/* The subscriber of that host, or NULL. */
-SUBPROGRAM struct nat_source *source_of(const struct nat_mapping_key *of)
-{
-	struct nat_source_key key = source_key(of);
-
-	return bpf_map_lookup_elem(&sources, &key);
-}
-
 /* One less; who takes the last removes the subscriber. */
-GLOBAL int source_put(struct nat_source *s, __u64 one)
+static __always_inline void source_put(struct nat_source *s, __u64 one)
 {
-	struct nat_source_key key = {};
+	struct nat_source_key key = {.addr = s->addr, .pool = s->pool, .zone = s->zone};
+	__u64 left = __sync_fetch_and_add(&s->use, -one) - one;
 
-	if (!s)
-		return 0;
-	key.addr = s->addr;
-	key.pool = s->pool;
-	key.zone = s->zone;
-	if (__sync_fetch_and_add(&s->use, -one) == one &&
-	    !__sync_val_compare_and_swap(&s->use, 0, NAT_USE_GONE))
+	if (!left && !__sync_val_compare_and_swap(&s->use, 0, NAT_USE_GONE))
 		bpf_map_delete_elem(&sources, &key);
-	return 0;
 }
 
 /* Notes what the subscriber of r is refused. It is counted when that is final: XDP leaves most
@@ -160,13 +127,15 @@ static __always_inline void source_refuse(struct reservation *r, enum nat_refusa
 /* Counts what was noted. */
 GLOBAL int source_refused(const struct reservation *r)
 {
+	struct nat_source_key key;
 	struct nat_source *s;
 	__u32 what, times;
 
 	if (!r || !r->refused)
 		return 0;
 	what = r->refused - 1;
-	s = source_of(&r->internal);
+	key = source_key(&r->internal);
+	s = bpf_map_lookup_elem(&sources, &key);
 	OPAQUE(what); /* compared here, or Linux 6.1 has forgotten it by then */
 	if (!s || what >= NAT_REFUSALS)
 		return 0;
@@ -203,35 +172,24 @@ static __always_inline const struct nat_limits *source_limits(const struct nat_s
 
 /* Takes a token of the bucket: it is full again at rate_ns, each token an interval sooner. If that
  * is later than of an empty one, and not by another CPU's clock, it is what other limits left. */
-GLOBAL int rate_try(__u64 *rate_ns, const struct nat_limits *limits, __u64 now_ns)
-{
-	__u64 old, begin;
-
-	if (!rate_ns || !limits)
-		return NAT_DROP_RATE_LIMIT;
-	old = *(volatile __u64 *)rate_ns;
-	begin = old > now_ns ? old : now_ns;
-	if (begin - now_ns > limits->burst_ns + limits->interval_ns + SOURCE_RATE_SLACK_NS)
-		begin = now_ns + limits->burst_ns;
-	if (begin - now_ns > limits->burst_ns)
-		return NAT_DROP_RATE_LIMIT;
-	return __sync_val_compare_and_swap(rate_ns, old, begin + limits->interval_ns) == old
-		       ? GO_ON
-		       : E_BUSY;
-}
-
 static __always_inline int source_rate(struct nat_source *s, const struct nat_limits *limits)
 {
-	__u64 now_ns;
-	int try, reason;
+	__u64 now_ns, old, begin;
+	__u32 try;
 
 	if (!limits->interval_ns)
 		return GO_ON;
 	now_ns = bpf_ktime_get_ns();
 	for (try = 0; try < REFS_TRIES; try++) {
-		reason = rate_try(&s->rate_ns, limits, now_ns);
-		if (reason != E_BUSY)
-			return reason;
+		old = *(volatile __u64 *)&s->rate_ns;
+		begin = old > now_ns ? old : now_ns;
+		if (begin - now_ns > limits->burst_ns + limits->interval_ns + SOURCE_RATE_SLACK_NS)
+			begin = now_ns + limits->burst_ns;
+		if (begin - now_ns > limits->burst_ns)
+			return NAT_DROP_RATE_LIMIT;
+		if (__sync_val_compare_and_swap(&s->rate_ns, old, begin + limits->interval_ns) ==
+		    old)
+			return GO_ON;
 	}
 	return NAT_DROP_RATE_LIMIT;
 }
@@ -247,7 +205,7 @@ static __always_inline __u64 block_room(__u32 index)
 
 /* How many ports an address has for a new host: of TCP or UDP, of which there are fewer, for
  * a host will want both. 0: none of the class, or the address is leaving. */
-GLOBAL __u64 pool_room(__u32 index, __u32 class)
+static __always_inline __u64 pool_room(__u32 index, __u32 class)
 {
 	struct nat_address *address = bpf_map_lookup_elem(&addresses, &index);
 	struct nat_ports *wanted, *tcp, *udp;
@@ -358,7 +316,7 @@ GLOBAL int pool_hint(__u32 first, __u32 count, __u32 order)
 
 /* An address of the pool for a host that has none: with most room of those looked at, which
  * begin by the host's own address. */
-static __always_inline int pool_choose(__be32 host, __u32 first, __u32 count, __u32 class)
+GLOBAL int pool_choose(__be32 host, __u32 first, __u32 count, __u32 class)
 {
 	struct pool_walk walk = {.first = first, .count = count, .class = class};
 	struct nat_address *address = bpf_map_lookup_elem(&addresses, &first);
@@ -517,7 +475,6 @@ GLOBAL int source_take(struct reservation *r, __u32 generation, __u32 own)
 	if (!r)
 		return NAT_DROP_BYPASS;
 	key = source_key(&r->internal);
-#pragma clang loop unroll(disable)
 	for (try = 0; try < SOURCE_TRIES; try++) {
 		s = bpf_map_lookup_elem(&sources, &key);
 		if (!s) {
@@ -585,17 +542,6 @@ static __always_inline int address_same(__u32 a, __u32 b)
 	return one && other && addr_equal(one->addr, other->addr);
 }
 
-/* Takes that block from its place among the subscriber's, if it is there. */
-GLOBAL int block_forget(__u32 *place, __u32 address, __u32 first, __u32 order)
-{
-	__u32 id = place ? *(volatile __u32 *)place : 0;
-
-	if (!id || block_granule(id) != first || block_order(id) != order ||
-	    !address_same(block_address(id), address))
-		return 0;
-	return __sync_val_compare_and_swap(place, id, 0) == id;
-}
-
 /* A port of the block is not held any more, or was never taken. 1: it was the last, and the caller
  * must end the block: block_drop. */
 GLOBAL int block_put(__u32 address, __u32 first)
@@ -604,7 +550,7 @@ GLOBAL int block_put(__u32 address, __u32 first)
 	struct nat_source_key key = {};
 	struct nat_granule *g;
 	struct nat_source *s;
-	__u32 n, order;
+	__u32 n, id, order;
 
 	if (!b)
 		return 0;
@@ -616,19 +562,21 @@ GLOBAL int block_put(__u32 address, __u32 first)
 	if (!refs_put(&g->refs, NAT_REFS_GONE))
 		return 0;
 	s = bpf_map_lookup_elem(&sources, &key);
-	for (n = 0; s && n < NAT_SUBSCRIBER_BLOCKS; n++)
-		block_forget(&s->blocks[n], address, first, order);
+	for (n = 0; s && n < NAT_SUBSCRIBER_BLOCKS; n++) {
+		id = *(volatile __u32 *)&s->blocks[n];
+		if (id && block_granule(id) == first && block_order(id) == order &&
+		    address_same(block_address(id), address))
+			__sync_val_compare_and_swap(&s->blocks[n], id, 0);
+	}
 	return 1;
 }
 
-/* block_put, and with the last port the block goes. Functions of their own, because the stack of a
- * chain of calls has no room for one within the other. */
+/* block_put, and with the last port the block goes. Two functions, because the stack of a chain of
+ * calls has no room for one within the other. */
 static __always_inline void block_drop(__u32 address, __u32 first)
 {
-	if (!block_put(address, first))
-		return;
-	block_log_end(address, first);
-	block_end(address, first);
+	if (block_put(address, first))
+		block_end(address, first);
 }
 
 /* Holds the subscriber's block of that id for a port of the class, if it has one free and is one
@@ -693,16 +641,10 @@ GLOBAL int source_block(const struct nat_source *s, __u32 index, __u32 class)
 	return 0;
 }
 
-/* 1: the block of that id is of that address. */
-GLOBAL __u32 block_at(__u32 id, __u32 index)
+/* Whether the block is of that address. */
+GLOBAL int block_is_at(__u32 id, __u32 index)
 {
-	return id && address_same(block_address(id), index);
-}
-
-/* 1: that is no block. */
-GLOBAL __u32 block_none(__u32 id)
-{
-	return !id;
+	return address_same(block_address(id), index);
 }
 
 /* How many blocks the subscriber has at that address, and above that the first place for
@@ -710,16 +652,18 @@ GLOBAL __u32 block_none(__u32 id)
  * pool drains or has lost. */
 GLOBAL __u32 source_blocks(const struct nat_source *s, __u32 index)
 {
-	__u64 empty = 1ULL << NAT_SUBSCRIBER_BLOCKS;
-	__u32 n, id, have = 0;
+	__u32 n, id, have = 0, empty = NAT_SUBSCRIBER_BLOCKS;
 
-	/* Without branches, or the verifier follows every combination. */
 	for (n = 0; s && n < NAT_SUBSCRIBER_BLOCKS; n++) {
 		id = *(volatile __u32 *)&s->blocks[n];
-		have += block_at(id, index);
-		empty |= (__u64)block_none(id) << n;
+		if (id && block_is_at(id, index))
+			have++;
+		else if (!id && empty == NAT_SUBSCRIBER_BLOCKS)
+			empty = n;
+		OPAQUE(have); /* or the verifier follows every combination */
+		OPAQUE(empty);
 	}
-	return bit_lowest(empty) << 16 | have;
+	return empty << 16 | have;
 }
 
 /* Gives the subscriber another block, of which the one reference is the caller's: its id without
@@ -770,14 +714,16 @@ GLOBAL __s64 endpoint_count(struct reservation *r, __u32 generation)
 	__u32 index, slot = generation % NAT_GENERATIONS, class;
 	const struct nat_config *c = bpf_map_lookup_elem(&config, &slot);
 	struct nat_address *address;
+	struct nat_source_key host;
 	struct nat_source *s;
 	int reason, block;
 
 	if (!r || !c)
 		return -NAT_DROP_BYPASS;
 	index = r->address;
+	host = source_key(&r->internal);
 	address = bpf_map_lookup_elem(&addresses, &index);
-	s = source_of(&r->internal);
+	s = bpf_map_lookup_elem(&sources, &host);
 	if (!address || !s)
 		return -NAT_DROP_RACE;
 	if (address->flags & NAT_ADDRESS_DRAINING)
@@ -800,13 +746,15 @@ GLOBAL __s64 endpoint_count(struct reservation *r, __u32 generation)
  * more. */
 GLOBAL __s64 endpoint_extend(struct reservation *r)
 {
+	struct nat_source_key host;
 	int block = -NAT_DROP_RACE;
 	struct nat_source *s;
 	__u32 try;
 
 	if (!r)
 		return -NAT_DROP_BYPASS;
-	s = source_of(&r->internal);
+	host = source_key(&r->internal);
+	s = bpf_map_lookup_elem(&sources, &host);
 	if (!s)
 		return -NAT_DROP_RACE;
 	for (try = 0; try < BLOCK_TRIES && block == -NAT_DROP_RACE; try++) {
@@ -832,11 +780,13 @@ GLOBAL __s64 endpoint_extend(struct reservation *r)
 /* Takes that back. */
 GLOBAL int endpoint_forget(const struct reservation *r, __u64 range)
 {
+	struct nat_source_key host;
 	struct nat_source *s;
 
 	if (!r)
 		return 0;
-	s = source_of(&r->internal);
+	host = source_key(&r->internal);
+	s = bpf_map_lookup_elem(&sources, &host);
 	if (range & RANGE_OF_BLOCK)
 		block_drop(r->address, (__u32)range >> 16 >> 6);
 	if (s)
@@ -903,6 +853,7 @@ GLOBAL int endpoint_give(__u32 index, __u32 class, __u32 port)
 {
 	struct nat_slot *slot = slot_at(slot_id(index, class, bpf_htons(port))), value;
 	struct nat_mapping_key of = {};
+	struct nat_source_key host;
 	struct nat_blocks *b;
 	struct nat_source *s;
 	__u32 held, granule = port / 64;
@@ -921,7 +872,8 @@ GLOBAL int endpoint_give(__u32 index, __u32 class, __u32 port)
 	else if (b)
 		block_adopt(index, granule);
 	if (held & NAT_HELD_COUNTED) {
-		s = source_of(&of);
+		host = source_key(&of);
+		s = bpf_map_lookup_elem(&sources, &host);
 		if (s)
 			source_put(s, USE_PORT);
 	}

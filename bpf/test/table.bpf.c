@@ -20,9 +20,9 @@ static __always_inline int test_is(const void *key, __u64 value)
 	return *(const __u32 *)key == (value & TEST_KEY);
 }
 
-static __always_inline __u64 test_in(__u32 mask, __u64 hash, __u32 distance, const void *key)
+static __always_inline __u64 test_in(const struct nat_bucket *bucket, __u64 hash, const void *key)
 {
-	return table_within(&flow_table, mask, hash, distance, test_is, key);
+	return table_within(bucket, hash, test_is, key);
 }
 
 GLOBAL int insert_value(__u32 value)
@@ -31,7 +31,7 @@ GLOBAL int insert_value(__u32 value)
 	__u32 key = value & TEST_KEY;
 
 	return c ? table_insert(&flow_table, c->flow_mask, table_hash(c, key, 0), value, test_in,
-				flow_table_step, &key)
+				&key)
 		 : E_BUSY;
 }
 
@@ -51,8 +51,7 @@ GLOBAL int remove_value(__u32 value)
 	struct nat_control *c = control_get();
 
 	if (c)
-		table_remove(c->flow_mask, table_hash(c, value & TEST_KEY, 0), value,
-			     flow_table_step);
+		table_remove(&flow_table, c->flow_mask, table_hash(c, value & TEST_KEY, 0), value);
 	return 0;
 }
 
