@@ -27,8 +27,8 @@ expired during the trial" shows how many were removed while packets were timed. 
 eBPF engine removes them in slices of some microseconds, for which the packets of
 one CPU wait.
 
-Trials take turns and time packets for 30 seconds. A disturbed trial is repeated; figures that stay disturbed are
-labelled. The defaults take about six minutes.
+Trials take turns and time packets for 30 seconds. A disturbed trial is repeated; figures
+that stay disturbed are labelled. The defaults take about six minutes.
 
 ` + routerList(),
 		Example: `  natkit bench expiry
