@@ -88,6 +88,16 @@ func judgeBacklog(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"net.core.netdev_max_backlog", strconv.FormatInt(room, 10), fromSettings})
 	}
 	v.Why = "Packets of an interface without a receive ring wait in a CPU's queue. If it is full they are lost, before any rule, IP counter or capture at the next hop sees them."
+	f.lengthenBacklog(v, room, known)
+	if worst.Busy >= oneCPUBusy {
+		v.Remedy = append(v.Remedy, fmt.Sprintf("# CPU %d has no time left, so the queue fills whatever its length: let other CPUs help, see the cause softirq-one-cpu", worst.Number))
+	}
+	v.Verify = f.look("cat /proc/net/softnet_stat")
+	return v
+}
+
+// lengthenBacklog is the cure by a longer queue than there is, where one helps.
+func (f facts) lengthenBacklog(v *verdict, room int64, known bool) {
 	want := uint64(backlogRoom)
 	if known && room >= backlogRoom {
 		want = 4 * uint64(min(room, backlogMostRoom/4))
@@ -95,13 +105,8 @@ func judgeBacklog(f facts) *verdict {
 	s := snapshot.Setting{Name: "net.core.netdev_max_backlog", Value: strconv.FormatUint(want, 10)} // the host's
 	if f.enough(s) {
 		v.Remedy = []string{"# a longer queue would only add delay: let other CPUs help, see the cause softirq-one-cpu"}
-	} else {
-		v.Settings = []snapshot.Setting{s}
-		v.Remedy = []string{"# a longer queue, on the host; it uses memory only while packets wait:", f.set(s)}
+		return
 	}
-	if worst.Busy >= oneCPUBusy {
-		v.Remedy = append(v.Remedy, fmt.Sprintf("# CPU %d has no time left, so the queue fills whatever its length: let other CPUs help, see the cause softirq-one-cpu", worst.Number))
-	}
-	v.Verify = f.look("cat /proc/net/softnet_stat")
-	return v
+	v.Settings = []snapshot.Setting{s}
+	v.Remedy = []string{"# a longer queue, on the host; it uses memory only while packets wait:", f.set(s)}
 }
