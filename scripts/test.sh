@@ -45,17 +45,21 @@ if [ -d cmd/natkit ] && CGO_ENABLED=0 go build -ldflags '-s -w' -o "$work/natkit
     export NATKIT_TEST_PROGRAM=$work/natkit
 fi
 
-# As root the tests work with the kernel: nothing is cached, and three packages run side by
-# side, for they wait about as much as they work. To link with what debuggers read takes longer
-# than most packages take, and make lint vets.
+# As root the tests work with the kernel: nothing is cached. Several packages run side by side,
+# for they wait about as much as they work; those whose tests measure, or look at what the whole
+# machine has, by themselves. To link with what debuggers read takes longer than most packages
+# take, and make lint vets.
 args=(-timeout 25m -ldflags '-s -w')
-longest='cmd/natkit nat/datapath nat/control scenario bench diagnose/follow testutil/archtest diagnose/probe'
+alone='/internal/(bench|diagnose/probe|kernel/observe|lab)$'
+longest='cmd/natkit nat/datapath nat/control scenario diagnose/follow testutil/archtest'
 root=
 if [ "$(id -u)" = 0 ]; then
     root=1
-    args+=(-count=1 -p 3 -vet=off)
+    args+=(-count=1 -vet=off)
 fi
-# Under the race detector coverage would cost as much again.
+# Under the race detector tests work more than they wait, and coverage would cost as much again.
+beside=3
+case " $* " in *' -race '*) beside=2 ;; esac
 case "$long $* " in *' -race '* | 1*) ;; *) args+=(-cover) ;; esac
 
 # present lists what is in natkit's folders. Of BPF folders an empty one is something, too.
@@ -88,12 +92,19 @@ if [ -n "$long" ]; then
     awk '{ print $1 }' "$work/long" | sort -u | xargs go list | grep -Fxf - "$work/packages" >"$work/with"
     mv "$work/with" "$work/packages"
 fi
-mapfile -t packages < <(
-    # The longest first: nothing is left to run beside one that begins last.
-    for name in $longest; do grep "/$name\$" "$work/packages" || true; done
-    grep -vE "/(${longest// /|})\$" "$work/packages" || true
-)
-run "$@" "${packages[@]}" || status=$?
+if [ -n "$root" ]; then
+    mapfile -t together < <(
+        # The longest first: nothing is left to run beside one that begins last.
+        for name in $longest; do grep "/$name\$" "$work/packages" || true; done
+        grep -vE "$alone|/(${longest// /|})\$" "$work/packages" || true
+    )
+    mapfile -t measuring < <(grep -E "$alone" "$work/packages")
+    [ ${#together[@]} = 0 ] || run -p $beside "$@" "${together[@]}" || status=$?
+    [ ${#measuring[@]} = 0 ] || run -p 1 "$@" "${measuring[@]}" || status=$?
+else
+    mapfile -t together <"$work/packages"
+    run "$@" "${together[@]}" || status=$?
+fi
 present | comm -13 "$work/before" - >"$work/left"
 
 # Lines "package test" of what failed, in a package that came to its end: then its own

@@ -28,6 +28,9 @@ func TestPCPKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, kill := w.runs("serve", "--attach", "tc", "-f", file)
+	if _, err := askPCP(w.client, netip.MustParseAddrPort("10.0.0.2:7999"), 1000); err != nil { // it begins
+		t.Fatal(err)
+	}
 	answers := make(chan pcpAnswer, 10_000)
 	go func() { // of one host after the other: each may ask a few times a second
 		defer close(answers)
