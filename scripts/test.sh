@@ -57,10 +57,10 @@ if [ "$(id -u)" = 0 ]; then
     root=1
     args+=(-count=1 -vet=off)
 fi
-# Under the race detector tests work more than they wait, and coverage would cost as much again.
-beside=3
-case " $* " in *' -race '*) beside=2 ;; esac
-case "$long $* " in *' -race '* | 1*) ;; *) args+=(-cover) ;; esac
+# Under the race detector, and for long, tests work more than they wait. Coverage would cost the
+# detector's time again.
+beside=2
+case "$long $* " in *' -race '* | 1*) ;; *) beside=3 args+=(-cover) ;; esac
 
 # present lists what is in natkit's folders. Of BPF folders an empty one is something, too.
 # On a new machine most of the folders are missing.
