@@ -21,14 +21,14 @@ import (
 // What natkit serve has answered by PCP holds when it is killed among the answers: strangers come
 // in without it, and the next one gives the same ports and lets no epoch go back (RFC 6887, 8.5).
 func TestPCPKilled(t *testing.T) {
-	const asked = 50 // before it is killed
 	w := newWire(t)
+	asked := 50 + w.random.IntN(50) // before it is killed
 	file := filepath.Join(t.TempDir(), "nat.yaml")
 	if err := os.WriteFile(file, []byte("inside: [in]\noutside: [out]\npcp: {on: [in]}\nrules:\n  - masquerade: 10.0.0.0/24\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	_, kill := w.runs("serve", "--attach", "tc", "-f", file)
-	if _, err := askPCP(w.client, netip.MustParseAddrPort("10.0.0.2:7999"), 1000); err != nil { // it begins
+	if _, err := askPCP(w.client, netip.MustParseAddrPort("10.0.0.2:7999"), 300); err != nil { // it begins
 		t.Fatal(err)
 	}
 	answers := make(chan pcpAnswer, 10_000)
@@ -36,7 +36,7 @@ func TestPCPKilled(t *testing.T) {
 		defer close(answers)
 		for i := range cap(answers) {
 			internal := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(2 + i%99)}), uint16(8000+i/99))
-			a, err := askPCP(w.client, internal, 20)
+			a, err := askPCP(w.client, internal, 10)
 			if err != nil {
 				return
 			}
@@ -46,7 +46,6 @@ func TestPCPKilled(t *testing.T) {
 	var got []pcpAnswer
 	for a := range answers {
 		if got = append(got, a); len(got) == asked {
-			time.Sleep(time.Duration(w.random.IntN(50)) * time.Millisecond)
 			kill(unix.SIGKILL)
 		}
 	}
@@ -89,14 +88,17 @@ func askPCP(ns *netns.Handle, internal netip.AddrPort, tries int) (a pcpAnswer, 
 	q[24], q[36] = 7, unix.IPPROTO_UDP
 	binary.BigEndian.PutUint16(q[40:], internal.Port())
 	err = ns.Do(func() error {
-		conn, err := net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(internal.Addr(), 0)), &net.UDPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 5351})
+		// Not connected: while nobody is there, it waits, and does not read ICMP errors.
+		conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(internal.Addr(), 0)))
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
 		b := make([]byte, 1100)
 		for range tries {
-			_, _ = conn.Write(q) // an ICMP error: nobody is there yet
+			if _, err := conn.WriteToUDP(q, &net.UDPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 5351}); err != nil {
+				return err
+			}
 			_ = conn.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
 			n, err := conn.Read(b)
 			if err == nil && n >= 60 {
@@ -104,7 +106,7 @@ func askPCP(ns *netns.Handle, internal netip.AddrPort, tries int) (a pcpAnswer, 
 				return nil
 			}
 			if !errors.Is(err, os.ErrDeadlineExceeded) {
-				time.Sleep(50 * time.Millisecond)
+				return fmt.Errorf("%d bytes, %w", n, err)
 			}
 		}
 		return fmt.Errorf("%v has no answer", internal)

@@ -20,15 +20,16 @@ import (
 	"natkit/internal/testutil/ktest"
 )
 
-// Rules for which the kernel found no room are an error, behind which the next ones are read.
-func TestRulesLost(t *testing.T) {
+// pinned is a namespace with a name, until the test ends.
+func pinned(t *testing.T) (ns *netns.Handle, name string) {
+	t.Helper()
 	ktest.Root(t)
 	ns, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ns.Close()
-	name := ktest.Name(t)
+	t.Cleanup(func() { ns.Close() })
+	name = ktest.Name(t)
 	if err := ns.Pin(name); err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +37,13 @@ func TestRulesLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer netns.Unpin(name, id)
+	t.Cleanup(func() { netns.Unpin(name, id) })
+	return ns, name
+}
+
+// Rules for which the kernel found no room are an error, behind which the next ones are read.
+func TestRulesLost(t *testing.T) {
+	ns, name := pinned(t)
 	var c net.Conn
 	if err := ns.Do(func() error {
 		lo, err := netlink.LinkByName("lo")
@@ -94,21 +101,7 @@ func TestRulesLost(t *testing.T) {
 
 // What the kernel refuses once is not taken for done, and its answers not for those of what comes next.
 func TestFollowRefused(t *testing.T) {
-	ktest.Root(t)
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	name := ktest.Name(t)
-	if err := ns.Pin(name); err != nil {
-		t.Fatal(err)
-	}
-	id, err := ns.ID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer netns.Unpin(name, id)
+	ns, name := pinned(t)
 	tr, err := OpenRuleTrace(netns.Place{Ref: name, Inode: ns.Inode()}, PacketFilter{Protocol: unix.IPPROTO_UDP, Rate: 1}, false)
 	if err != nil {
 		t.Fatal(err)
