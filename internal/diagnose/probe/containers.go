@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // Where a process is in the tree of control groups tells which container it is
@@ -238,18 +236,7 @@ func dockerName(v *view, id string) string {
 // hostnameIn is what a container calls itself: of a pod its name. The file is the
 // container's own: a link in it leads nowhere but into the container.
 func hostnameIn(v *view, pid string) string {
-	root, err := unix.Open(filepath.Join(v.root, "proc", pid, "root"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return ""
-	}
-	defer unix.Close(root)
-	fd, err := unix.Openat2(root, "etc/hostname", &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-	})
-	if err != nil {
-		return ""
-	}
-	f, err := reopenRegular(fd)
+	f, err := openInside(v.root, pid, "etc/hostname")
 	if err != nil {
 		return ""
 	}

@@ -467,14 +467,14 @@ func reopenRegular(fd int) (*os.File, error) {
 
 // openInside opens a regular file by the path that it has for a process, which may be in a container: no link leads out of it.
 func openInside(root, pid, path string) (*os.File, error) {
-	inside, err := os.OpenRoot(filepath.Join(root, "proc", pid, "root"))
+	inside, err := unix.Open(filepath.Join(root, "proc", pid, "root"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer inside.Close()
-	path = strings.TrimPrefix(filepath.Clean("/"+path), "/")
-	if st, err := inside.Stat(path); err != nil || !st.Mode().IsRegular() {
-		return nil, cmp.Or(err, errNotRegular)
+	defer unix.Close(inside)
+	fd, err := unix.Openat2(inside, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	if err != nil {
+		return nil, err
 	}
-	return inside.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	return reopenRegular(fd)
 }
