@@ -91,10 +91,10 @@ func parseAge(text string) (time.Duration, error) {
 	return d, err
 }
 
-// parseBytes reads a size: 256MB, 1GB, 512KB.
+// parseBytes reads a size: 256MB, 1GB, 512KB, which are MiB, GiB and KiB and may be written so.
 func parseBytes(text string) (int64, error) {
 	for unit, shift := range map[string]int{"KB": 10, "MB": 20, "GB": 30} {
-		if number, ok := strings.CutSuffix(strings.ToUpper(text), unit); ok {
+		if number, ok := strings.CutSuffix(strings.ReplaceAll(strings.ToUpper(text), "IB", "B"), unit); ok {
 			n, err := strconv.ParseUint(strings.TrimSpace(number), 10, 20)
 			return int64(n) << shift, err
 		}

@@ -22,12 +22,13 @@ type progressLine struct {
 	mu       sync.Mutex
 	w        io.Writer
 	terminal bool
-	last     time.Time // something was written, or the work began
+	width    func() int // of the terminal, 0 where it is not known
+	last     time.Time  // something was written, or the work began
 	now      func() time.Time
 }
 
 func newProgressLine(e *env) *progressLine {
-	return &progressLine{w: e.stderr, terminal: isTerminal(e.stderr), last: time.Now(), now: time.Now}
+	return &progressLine{w: e.stderr, terminal: isTerminal(e.stderr) && os.Getenv("TERM") != "dumb", width: func() int { return terminalWidth(e.stderr) }, last: time.Now(), now: time.Now}
 }
 
 // show says what is done now.
@@ -36,10 +37,19 @@ func (p *progressLine) show(format string, args ...any) {
 	defer p.mu.Unlock()
 	switch {
 	case p.terminal:
-		fmt.Fprintf(p.w, "\r\x1b[K"+format, args...)
+		fmt.Fprint(p.w, "\r\x1b[K"+p.fitted(fmt.Sprintf(format, args...)))
 	case p.now().Sub(p.last) >= silence:
 		p.write(fmt.Sprintf(format, args...))
 	}
+}
+
+// fitted is as much of a line as one row of the terminal has: of two rows only the second could be
+// rewritten.
+func (p *progressLine) fitted(line string) string {
+	if runes := []rune(line); p.width() > 0 && len(runes) >= p.width() {
+		return string(runes[:p.width()-1])
+	}
+	return line
 }
 
 // say writes a line that stays.
@@ -93,9 +103,9 @@ func (c *countingReader) Read(b []byte) (int, error) {
 	if now := c.line.now(); now.After(c.next) {
 		c.next = now.Add(time.Second)
 		if c.total > 0 {
-			c.line.show("%s: %d of %d MB read", c.name, c.read>>20, c.total>>20)
+			c.line.show("%s: %d of %d MiB read", c.name, c.read>>20, c.total>>20)
 		} else {
-			c.line.show("%s: %d MB read", c.name, c.read>>20)
+			c.line.show("%s: %d MiB read", c.name, c.read>>20)
 		}
 	}
 	return n, err

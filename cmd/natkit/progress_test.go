@@ -43,7 +43,23 @@ func TestProgressOfReading(t *testing.T) {
 	for range 4 {
 		in.Read(make([]byte, 4))
 	}
-	if !strings.Contains(out.String(), "natkit: facts.json: 0 MB read\n") {
+	if !strings.Contains(out.String(), "natkit: facts.json: 0 MiB read\n") {
+		t.Errorf("%q", out.String())
+	}
+}
+
+// On a narrow terminal a line takes one row: what is on a second one would stay.
+func TestProgressFits(t *testing.T) {
+	var out bytes.Buffer
+	line := newProgressLine(&env{stderr: &out})
+	line.terminal, line.width = true, func() int { return 20 }
+	line.show("doctor: [%s] %s", strings.Repeat("#", 30), "reading end values")
+	if want := "\r\x1b[Kdoctor: [##########"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+	out.Reset()
+	line.width = func() int { return 0 }
+	if line.show("whole"); out.String() != "\r\x1b[Kwhole" {
 		t.Errorf("%q", out.String())
 	}
 }

@@ -202,7 +202,7 @@ func (e *elements) next() (element []byte, more bool, err error) {
 			}
 		}
 		if e.buf = append(e.buf, chunk...); len(e.buf) > maxBytes {
-			return nil, false, fmt.Errorf("longer than %d MB", maxBytes>>20)
+			return nil, false, fmt.Errorf("longer than %d MiB", maxBytes>>20)
 		}
 		_, _ = e.in.Discard(len(chunk)) // it is buffered
 	}

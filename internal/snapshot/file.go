@@ -55,7 +55,7 @@ func Load(r io.Reader) (*Snapshot, error) {
 		return nil, fmt.Errorf("load snapshot: %w", err)
 	}
 	if len(b) > maxBytes {
-		return nil, fmt.Errorf("load snapshot: longer than %d MB", maxBytes>>20)
+		return nil, fmt.Errorf("load snapshot: longer than %d MiB", maxBytes>>20)
 	}
 	return parse(b)
 }

@@ -114,7 +114,7 @@ func load(r io.Reader) (*Node, error) {
 		return nil, err
 	}
 	if len(b) > maxNodeBytes {
-		return nil, fmt.Errorf("longer than %d MB", maxNodeBytes>>20)
+		return nil, fmt.Errorf("longer than %d MiB", maxNodeBytes>>20)
 	}
 	n, cut := &Node{}, errors.New("it is no JSON, or cut off")
 	name, err := schema.Of(b)

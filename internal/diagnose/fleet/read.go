@@ -93,7 +93,7 @@ func readOne(ctx context.Context, name string, timeout time.Duration, turns turn
 			return nil, inWords(err, timeout)
 		}
 		if len(b) > maxReply {
-			return nil, fmt.Errorf("the reply is longer than %d MB", maxReply>>20)
+			return nil, fmt.Errorf("the reply is longer than %d MiB", maxReply>>20)
 		}
 		turns.judging <- struct{}{}
 		defer func() { <-turns.judging }()

@@ -88,7 +88,7 @@ func readFile(path string) ([]byte, error) {
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxSegment+1))
 	if err == nil && len(b) > maxSegment {
-		err = fmt.Errorf("%s is longer than %d MB: no segment of a history is", path, maxSegment>>20)
+		err = fmt.Errorf("%s is longer than %d MiB: no segment of a history is", path, maxSegment>>20)
 	}
 	return b, err
 }

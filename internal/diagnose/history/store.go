@@ -257,7 +257,7 @@ func (w *Writer) frame(e *Entry) (frame []byte, last map[uint64]any, err error) 
 	}
 	values := valuesIn(plain)
 	if len(plain) > maxPlain || values > groupValues {
-		return nil, nil, fmt.Errorf("store an interval: %d values in %d MB are more than the history takes at once", values, len(plain)>>20)
+		return nil, nil, fmt.Errorf("store an interval: %d values in %d MiB are more than the history takes at once", values, len(plain)>>20)
 	}
 	if !key && w.values+values > groupValues {
 		w.entries = 0

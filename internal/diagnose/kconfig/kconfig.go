@@ -47,7 +47,7 @@ func read(r io.Reader) (*Config, error) {
 		return nil, fmt.Errorf("read kernel configuration: %w", err)
 	}
 	if len(text) > maxBytes {
-		return nil, fmt.Errorf("read kernel configuration: longer than %d MB", maxBytes>>20)
+		return nil, fmt.Errorf("read kernel configuration: longer than %d MiB", maxBytes>>20)
 	}
 	c := &Config{values: map[string]string{}}
 	for line := range strings.Lines(string(text)) {

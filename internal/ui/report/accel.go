@@ -10,8 +10,10 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"natkit/internal/diagnose/tune"
 	"natkit/internal/nat/control"
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -36,7 +38,7 @@ func (p *AccelPlan) Text(w io.Writer) error {
 	for _, l := range p.Placements {
 		fmt.Fprintf(&b, "  %s: %s\n", l.Interface, l.Reason)
 	}
-	fmt.Fprintf(&b, "%s are remembered, in %s of kernel memory\n", plural.Count(p.Flows, "flow"), measureOf("memory_bytes").unit(float64(p.MemoryBytes)).with(float64(p.MemoryBytes)))
+	fmt.Fprintf(&b, "%s are remembered, in %s of kernel memory\n", plural.Count(p.Flows, "flow"), tune.Bytes(uint64(p.MemoryBytes)))
 	for _, c := range p.Changes {
 		fmt.Fprintf(&b, "changed in the namespace, until natkit accel off: %s\n", c)
 	}
@@ -96,9 +98,9 @@ func (s *AccelStatus) Text(w io.Writer) error {
 		fmt.Fprintf(t, "  %s\t%s\t%s\n", l.Name, strings.Join(l.Hooks, " "), l.Reason)
 	}
 	t.Flush()
-	fmt.Fprintf(&b, "%d flow directions bypass the stack now; %d have a fast-path entry, of at most %d\n", s.Stats.Valid, s.Stats.Known, 2*s.Flows)
+	fmt.Fprintf(&b, "flow directions that bypass the stack now: %d; with a fast-path entry: %d, of at most %d\n", s.Stats.Valid, s.Stats.Known, 2*s.Flows)
 	if s.Share != nil {
-		fmt.Fprintf(&b, "%.1f%% of the TCP and UDP packets to forward bypassed the stack\n", 100**s.Share)
+		fmt.Fprintf(&b, "%s of the TCP and UDP packets to forward bypassed the stack\n", percent.Of(*s.Share, 1))
 	}
 	var rows []rulefile.AccelReason
 	for _, r := range rulefile.AccelReasons[1:] {
@@ -109,8 +111,7 @@ func (s *AccelStatus) Text(w io.Writer) error {
 	slices.SortStableFunc(rows, func(x, y rulefile.AccelReason) int {
 		return int(s.Stats.Reasons[y.Name]) - int(s.Stats.Reasons[x.Name])
 	})
-	fmt.Fprintf(&b, "packets that bypassed the stack\n%12d  forwarded, %s\n", s.Stats.Reasons[rulefile.AccelReasons[0].Name],
-		measureOf("memory_bytes").unit(float64(s.Stats.Bytes)).with(float64(s.Stats.Bytes)))
+	fmt.Fprintf(&b, "packets that bypassed the stack\n%12d  forwarded, %s\n", s.Stats.Reasons[rulefile.AccelReasons[0].Name], tune.Bytes(s.Stats.Bytes))
 	if len(rows) > 0 {
 		b.WriteString("packets through the stack\n")
 	}

@@ -16,9 +16,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/diagnose/tune"
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/nat/nft"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 	"natkit/internal/words/schema"
 )
@@ -62,7 +64,7 @@ func (s *ConntrackStats) Text(w io.Writer, bars Bars) error {
 		}
 		fmt.Fprintf(&b, "\n%-14s %10s\n", part.title, "entries")
 		for _, name := range byCount(part.rows) {
-			line := fmt.Sprintf("%-14s %10d %5.1f %%  %s", name, part.rows[name], percent(part.rows[name], s.Entries), bars.draw(part.rows[name], s.Entries, 20))
+			line := fmt.Sprintf("%-14s %10d %7s  %s", name, part.rows[name], percent.Of(ratioOf(part.rows[name], s.Entries), 1), bars.draw(part.rows[name], s.Entries, 20))
 			b.WriteString(strings.TrimRight(line, " ") + "\n")
 		}
 	}
@@ -77,13 +79,6 @@ func byCount(rows map[string]uint64) []string {
 	return slices.SortedFunc(maps.Keys(rows), func(a, b string) int {
 		return cmp.Or(cmp.Compare(rows[b], rows[a]), cmp.Compare(a, b))
 	})
-}
-
-func percent(n, of uint64) float64 {
-	if of == 0 {
-		return 0
-	}
-	return 100 * float64(n) / float64(of)
 }
 
 // ConntrackTop is the entries by one key, most first.
@@ -165,7 +160,7 @@ func (t *ConntrackTop) Text(w io.Writer, bars Bars) error {
 	missed := uint64(0)
 	for _, r := range t.Rows {
 		missed = max(missed, r.Missed)
-		fmt.Fprintf(tw, "%d\t%.1f %%\t", r.Entries, percent(r.Entries, t.Entries))
+		fmt.Fprintf(tw, "%d\t%s\t", r.Entries, percent.Of(ratioOf(r.Entries, t.Entries), 1))
 		switch t.By {
 		case "nat":
 			fmt.Fprintf(tw, "%s\t%v\t%v\t%d-%d%s\n", r.Protocol, r.Outside, r.Dest, *r.MinPort, *r.MaxPort, bar(r))
@@ -231,7 +226,7 @@ func (m *ConntrackMemory) Text(w io.Writer) error {
 		p.text(fmt.Sprintf("%-11s", label), strings.Repeat(" ", 11), fmt.Sprintf(format, args...))
 	}
 	if m.Max > 0 {
-		line("entries", "%d of at most %d (%.1f %%) in this namespace", m.Count, m.Max, percent(m.Count, m.Max))
+		line("entries", "%d of at most %d (%s) in this namespace", m.Count, m.Max, percent.Of(ratioOf(m.Count, m.Max), 1))
 	} else {
 		line("entries", "%d in this namespace, without a limit (nf_conntrack_max is 0)", m.Count)
 	}
@@ -242,20 +237,20 @@ func (m *ConntrackMemory) Text(w io.Writer) error {
 		line("entry", "%d bytes (%s)", m.ObjectBytes, m.ObjectSource)
 		line("", "+%d bytes if masqueraded, accounted, time-stamped, labelled or watched", m.ExtensionBytes)
 	}
-	line("hash", "%s of %d bytes, %s, one for all namespaces", plural.Count(m.Buckets, "bucket"), m.BucketBytes, megabytes(m.Buckets*m.BucketBytes))
+	line("hash", "%s of %d bytes, %s, one for all namespaces", plural.Count(m.Buckets, "bucket"), m.BucketBytes, tune.Bytes(m.Buckets*m.BucketBytes))
 	if m.Max > 0 {
 		line("chain", "%.2f entries a bucket on average now, %.2f with a full table (an entry is in two chains)", m.ChainNow, m.ChainFull)
 	} else {
 		line("chain", "%.2f entries a bucket on average now (an entry is in two chains)", m.ChainNow)
 	}
 	if m.ObjectBytes > 0 {
-		line("now", "%s for this namespace's entries, %s if all have the extension", megabytes(m.EntriesBytes), megabytes(m.NowMostBytes-m.HashBytes))
+		line("now", "%s for this namespace's entries, %s if all have the extension", tune.Bytes(m.EntriesBytes), tune.Bytes(m.NowMostBytes-m.HashBytes))
 		if m.Max > 0 {
-			line("full", "%s for as many as it may have, %s if all have the extension", megabytes(m.FullBytes-m.HashBytes), megabytes(m.FullMostBytes-m.HashBytes))
+			line("full", "%s for as many as it may have, %s if all have the extension", tune.Bytes(m.FullBytes-m.HashBytes), tune.Bytes(m.FullMostBytes-m.HashBytes))
 		}
 	}
 	if m.SlabBytes > 0 {
-		line("slab", "%s held now for the entries of all namespaces of the host, free ones included; this namespace's share is the line \"now\"", megabytes(m.SlabBytes))
+		line("slab", "%s held now for the entries of all namespaces of the host, free ones included; this namespace's share is the line \"now\"", tune.Bytes(m.SlabBytes))
 	}
 	for _, u := range m.Unknown {
 		line("unknown", "%s", u)
@@ -265,8 +260,6 @@ func (m *ConntrackMemory) Text(w io.Writer) error {
 	}
 	return m.Engine.text(w)
 }
-
-func megabytes(n uint64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
 // ConntrackRates is one interval of natkit conntrack watch.
 type ConntrackRates struct {
@@ -305,17 +298,28 @@ func (r *ConntrackRates) Text(w io.Writer) error {
 	var states []string
 	for s := conntrack.TCPSynSent; s <= conntrack.TCPSynSent2; s++ {
 		if n := r.Entered[s.String()]; n > 0 {
-			states = append(states, fmt.Sprintf("%s %.0f", s, n))
+			states = append(states, fmt.Sprintf("%s %s", s, perSecond(n)))
 		}
 	}
 	fill := "     -"
 	if r.Max > 0 {
-		fill = fmt.Sprintf("%4.0f %%", percent(r.Count, r.Max))
+		fill = fmt.Sprintf("%6s", percent.Of(ratioOf(r.Count, r.Max), 0))
 	}
-	line := fmt.Sprintf("%s %8.0f %8.0f %8d %s %7d  %s", r.Time.Format(time.TimeOnly),
-		r.NewPerSecond, r.DestroyedPerSecond, r.Count, fill, r.LostEvents, strings.Join(states, "  "))
+	line := fmt.Sprintf("%s %8s %8s %8d %s %7d  %s", r.Time.Format(time.TimeOnly),
+		perSecond(r.NewPerSecond), perSecond(r.DestroyedPerSecond), r.Count, fill, r.LostEvents, strings.Join(states, "  "))
 	_, err := io.WriteString(w, strings.TrimRight(line, " ")+"\n")
 	return err
+}
+
+// perSecond is a rate in few digits; what is more than nothing is not written as 0.
+func perSecond(rate float64) string {
+	switch {
+	case rate <= 0 || rate >= 9.95:
+		return fmt.Sprintf("%.0f", rate)
+	case rate < 0.05:
+		return "<0.1"
+	}
+	return fmt.Sprintf("%.1f", rate)
 }
 
 // ConntrackEntry is one entry of the table, as natkit conntrack list prints it. A field that

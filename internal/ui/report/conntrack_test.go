@@ -112,18 +112,18 @@ func TestConntrackMemoryText(t *testing.T) {
 entry      256 bytes (/proc/slabinfo)
            +128 bytes if masqueraded, accounted, time-stamped, labelled or
            watched
-hash       262144 buckets of 8 bytes, 2.1 MB, one for all namespaces
+hash       262144 buckets of 8 bytes, 2.0 MiB, one for all namespaces
 chain      1.53 entries a bucket on average now, 2.00 with a full table (an
            entry is in two chains)
-now        51.2 MB for this namespace's entries, 76.8 MB if all have the
+now        48.8 MiB for this namespace's entries, 73.2 MiB if all have the
            extension
-full       67.1 MB for as many as it may have, 100.7 MB if all have the
+full       64.0 MiB for as many as it may have, 96.0 MiB if all have the
            extension
-slab       51.2 MB held now for the entries of all namespaces of the host, free
+slab       48.8 MiB held now for the entries of all namespaces of the host, free
            ones included; this namespace's share is the line "now"
 `, func() {}},
 		{"no limit, no root", `entries    200000 in this namespace, without a limit (nf_conntrack_max is 0)
-hash       262144 buckets of 8 bytes, 2.1 MB, one for all namespaces
+hash       262144 buckets of 8 bytes, 2.0 MiB, one for all namespaces
 chain      1.53 entries a bucket on average now (an entry is in two chains)
 unknown    size of an entry: needs root
 `, func() {
@@ -155,9 +155,15 @@ func TestConntrackRatesText(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = "    TIME    NEW/S  ENDED/S  ENTRIES  FILL    LOST  TCP FLOWS ENTERING A STATE, PER SECOND\n" +
-		"02:18:33      737        2      738   74 %      12  SYN_SENT 737  TIME_WAIT 717\n"
+		"02:18:33      737      1.5      738   74 %      12  SYN_SENT 737  TIME_WAIT 717\n"
 	if got := ConntrackRatesHeader + b.String(); got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
+	}
+	b.Reset()
+	few := NewConntrackRates(at, &conntrack.Rates{Seconds: 30, New: 1, Destroyed: 12, Limits: conntrack.Limits{Count: 999, Max: 1000},
+		Entered: map[conntrack.State]uint64{conntrack.TCPSynSent: 6}})
+	if err := few.Text(&b); err != nil || b.String() != "02:18:33     <0.1      0.4      999  >99 %       0  SYN_SENT 0.2\n" {
+		t.Errorf("%v, %q", err, b.String())
 	}
 	if rates.Ended["TIME_WAIT"] != 1.5 || rates.Entered["SYN_SENT"] != 737 {
 		t.Errorf("%+v", rates)

@@ -13,6 +13,7 @@ import (
 	"natkit/internal/kernel/observe"
 	"natkit/internal/scenario"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -110,13 +111,13 @@ func (t *DemoText) Facts(s *snapshot.Snapshot, prof *observe.Profile) {
 	}
 	if prof != nil {
 		below := NewProfile(prof, hookRoot)
-		step(fmt.Sprintf("Kernel time in netfilter's hooks: %.0f %% of the kernel's", percent(below.Samples.Root, below.Samples.Kernel)),
+		step(fmt.Sprintf("Kernel time in netfilter's hooks: %s of the kernel's", percent.Of(ratioOf(below.Samples.Root, below.Samples.Kernel), 0)),
 			"natkit profile --for 10s")
 		for i, c := range below.Called {
 			if i == factRows {
 				break
 			}
-			p.b.WriteString(fmt.Sprintf("  %7.1f %%  %s\n", 100*c.Share, c.Function))
+			p.b.WriteString(fmt.Sprintf("  %9s  %s\n", percent.Of(c.Share, 1), c.Function))
 		}
 	}
 	if len(s.Hooks) > 0 {
@@ -135,7 +136,7 @@ func (t *DemoText) Facts(s *snapshot.Snapshot, prof *observe.Profile) {
 	}
 	if ct := s.Conntrack; ct != nil {
 		step("The connection tracking table", "natkit conntrack stats --netns case-host")
-		p.text("    ", "    ", fmt.Sprintf("%s, limit %d, %s, %d bytes an entry", plural.Count(ct.Count, "entry"), ct.Max, plural.Count(ct.Buckets, "bucket"), ct.ObjectBytes))
+		p.text("    ", "    ", fmt.Sprintf("%s, %s, %d bytes an entry", entriesOf(ct), plural.Count(ct.Buckets, "bucket"), ct.ObjectBytes))
 		if ct.Table != nil {
 			var states []string
 			for _, name := range byCount(ct.Table.ByState) {

@@ -149,7 +149,11 @@ func (p *page) header(s *snapshot.Snapshot, findings []causes.Finding) {
 	var counts []string
 	for _, sev := range []causes.Severity{causes.Critical, causes.Warning, causes.Advice} {
 		if count[sev] > 0 {
-			counts = append(counts, fmt.Sprintf("%d %s", count[sev], sev))
+			noun := sev.String()
+			if sev == causes.Warning {
+				noun = plural.Noun(count[sev], noun)
+			}
+			counts = append(counts, fmt.Sprintf("%d %s", count[sev], noun))
 		}
 	}
 	if len(counts) > 0 {
@@ -278,7 +282,7 @@ func nothingWrong(s *snapshot.Snapshot, unjudged []causes.Unjudged) string {
 		}
 	}
 	if ct := s.Conntrack; ct != nil {
-		add(true, "the conntrack table (%d of %d entries)", ct.Count, ct.Max)
+		add(true, "the conntrack table (%s)", entriesOf(ct))
 	}
 	add(s.Drops != nil, "dropped packets")
 	add(s.Counters != nil, "the stack's counters")
@@ -301,6 +305,14 @@ func nothingWrong(s *snapshot.Snapshot, unjudged []causes.Unjudged) string {
 	default:
 		return found + strings.Join(parts[:n-1], ", ") + " and " + parts[n-1] + "."
 	}
+}
+
+// entriesOf is how many entries a table has, and may have: a limit of 0 is none.
+func entriesOf(ct *snapshot.Conntrack) string {
+	if ct.Max == 0 {
+		return plural.Count(ct.Count, "entry") + ", no limit"
+	}
+	return fmt.Sprintf("%d of %s", ct.Count, plural.Count(ct.Max, "entry"))
 }
 
 // seconds is a time in seconds with one decimal where it is short.

@@ -12,6 +12,7 @@ import (
 
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 //go:embed doctor.css
@@ -394,7 +395,7 @@ func trackingFacts(ct *snapshot.Conntrack) []doctorFacts {
 		return nil
 	}
 	about := doctorFacts{Title: "Connection tracking", Head: []string{"what", "number"}, Words: 1, Bar: "share of the limit"}
-	about.row(ratioOf(ct.Count, ct.Max), "entries", fmt.Sprintf("%d of %d", ct.Count, ct.Max))
+	about.row(ratioOf(ct.Count, ct.Max), "table", entriesOf(ct))
 	about.row(0, "buckets of the hash", fmt.Sprint(ct.Buckets))
 	for _, name := range byCount(ct.Stats) {
 		if n := ct.Stats[name]; n > 0 {
@@ -449,7 +450,7 @@ func dropFacts(drops *snapshot.Drops) doctorFacts {
 func processorFacts(cpus []snapshot.CPU) doctorFacts {
 	f := doctorFacts{Title: "CPUs", Head: []string{"CPU", "busy", "in softirq"}, Words: 1, Bar: "busy"}
 	for _, c := range cpus {
-		f.row(c.Busy, fmt.Sprint(c.Number), fmt.Sprintf("%.0f %%", 100*c.Busy), fmt.Sprintf("%.0f %%", 100*c.Softirq))
+		f.row(c.Busy, fmt.Sprint(c.Number), percent.Of(c.Busy, 0), percent.Of(c.Softirq, 0))
 	}
 	return f
 }

@@ -5,6 +5,7 @@ package report
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"regexp"
 	"strings"
 	"testing"
@@ -124,6 +125,34 @@ func TestDoctorJSON(t *testing.T) {
 	for _, key := range []string{"kernel", "interval_s"} {
 		if _, ok := empty[key]; !ok {
 			t.Errorf("no key %s", key)
+		}
+	}
+}
+
+// A limit of 0 is none: a table without one is not said to have more entries than it may.
+func TestTableWithoutLimit(t *testing.T) {
+	s := &snapshot.Snapshot{Conntrack: &snapshot.Conntrack{Count: 5}}
+	var text, page strings.Builder
+	if err := errors.Join(DoctorText(&text, s, nil, false), DoctorHTML(&page, s, nil)); err != nil {
+		t.Fatal(err)
+	}
+	for _, got := range []string{text.String(), page.String()} {
+		if !strings.Contains(strings.Join(strings.Fields(got), " "), "5 entries, no limit") || strings.Contains(got, "of 0") {
+			t.Error(got)
+		}
+	}
+}
+
+// The first line counts findings in English.
+func TestCountsOfFindings(t *testing.T) {
+	for n, want := range map[int]string{1: "1 critical, 1 warning, 1 advice", 2: "2 critical, 2 warnings, 2 advice"} {
+		var findings []causes.Finding
+		for range n {
+			findings = append(findings, causes.Finding{Severity: causes.Critical}, causes.Finding{Severity: causes.Warning}, causes.Finding{Severity: causes.Advice})
+		}
+		var b strings.Builder
+		if err := DoctorText(&b, &snapshot.Snapshot{}, findings, false); err != nil || !strings.Contains(b.String(), want) {
+			t.Errorf("no %q, %v:\n%s", want, err, b.String())
 		}
 	}
 }

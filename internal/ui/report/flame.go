@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"natkit/internal/kernel/observe"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -139,8 +140,8 @@ func (f *Flame) SVG(w io.Writer) error {
 
 func (f *Flame) about() []string {
 	about := func(name string, p *observe.Profile) string {
-		return fmt.Sprintf("%s%s, %.1f s, %s, %d Hz: %d samples: %d kernel, %d user, %d idle, %d lost", name,
-			p.Start.UTC().Format("2006-01-02 15:04:05 UTC"), p.Duration.Seconds(), plural.Count(p.CPUs, "CPU"), p.Frequency, p.Samples, p.Kernel, p.User, p.Idle, p.Lost)
+		return fmt.Sprintf("%s%s, %.1f s, %s, %d Hz: %s: %d kernel, %d user, %d idle, %d lost", name,
+			p.Start.UTC().Format("2006-01-02 15:04:05 UTC"), p.Duration.Seconds(), plural.Count(p.CPUs, "CPU"), p.Frequency, plural.Count(p.Samples, "sample"), p.Kernel, p.User, p.Idle, p.Lost)
 	}
 	var out []string
 	if f.Before != nil {
@@ -178,7 +179,7 @@ func (f *Flame) kinds() []flameKind {
 	before, after := sums(f.Before), sums(f.After)
 	var out []flameKind
 	for _, k := range frameKinds {
-		out = append(out, flameKind{k.Name, k.About, percentOf(before[k.Name]), percentOf(after[k.Name])})
+		out = append(out, flameKind{k.Name, k.About, percent.Of(before[k.Name], 2), percent.Of(after[k.Name], 2)})
 	}
 	return out
 }
@@ -193,8 +194,6 @@ func workKind(frames []observe.Frame) frameKind {
 	}
 	return kindOther
 }
-
-func percentOf(share float64) string { return fmt.Sprintf("%.2f %%", 100*share) }
 
 // svg draws the boxes. Positions are shares of the width, so that it fits every
 // screen without its script; the script zooms and searches.
@@ -243,13 +242,13 @@ func (f *Flame) draw(b *strings.Builder, root, box *flameBox, x float64, depth i
 	width := box.width(diff) / whole
 	class := kindOf(box.function, box.module).Name
 	label := box.function
-	about := fmt.Sprintf("%s: %s of all time, %.1f %% of %s", label, percentOf(box.after), 100*box.after/max(root.after, 1e-9), root.function)
+	about := fmt.Sprintf("%s: %s of all time, %s of %s", label, percent.Of(box.after, 2), percent.Of(box.after/max(root.after, 1e-9), 1), root.function)
 	if box.module != "" {
 		about = fmt.Sprintf("%s [%s]", about, box.module)
 	}
 	look := ""
 	if diff {
-		about = fmt.Sprintf("%s: %s before, %s after (%+.2f points of all time)", label, percentOf(box.before), percentOf(box.after), 100*(box.after-box.before))
+		about = fmt.Sprintf("%s: %s before, %s after (%+.2f points of all time)", label, percent.Of(box.before, 2), percent.Of(box.after, 2), 100*(box.after-box.before))
 		class, look = changeOf(box)
 	}
 	fmt.Fprintf(b, `<svg class="box" x="%s%%" y="%d" width="%s%%" height="%d" data-x="%s" data-w="%s" data-d="%d"><title>%s</title><rect class="%s"%s width="100%%" height="%d"/><text x="3" y="13">%s</text></svg>`+"\n",

@@ -208,6 +208,14 @@ func TestReadProfile(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v\nwant\n%+v", got, want)
 	}
+	want.Stacks[0].Frames[0].Function, want.Stacks[0].Frames[0].Module = "a\x1b[2Jb", "c\u202ed"
+	out.Reset()
+	if err := WriteProfile(&out, want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err = ReadProfile(&out); err != nil || got.Stacks[0].Frames[0].Function != "a?[2Jb" || got.Stacks[0].Frames[0].Module != "c?d" {
+		t.Errorf("a terminal may obey %+v, %v", got.Stacks[0].Frames[0], err)
+	}
 	if _, err := ReadProfile(strings.NewReader("nonsense")); err == nil {
 		t.Error("nonsense was read")
 	}

@@ -13,6 +13,7 @@ import (
 	"natkit/internal/diagnose/trim"
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 	"natkit/internal/words/shell"
 )
@@ -53,7 +54,7 @@ func (f *Front) table() string {
 	case f.Table.Max == 0:
 		return plural.Count(f.Table.Count, "connection tracking entry") + ", no limit"
 	}
-	text := fmt.Sprintf("%d of %s used (%.1f%%)", f.Table.Count, plural.Count(f.Table.Max, "connection tracking entry"), 100*f.share())
+	text := fmt.Sprintf("%d of %s used (%s)", f.Table.Count, plural.Count(f.Table.Max, "connection tracking entry"), percent.Of(f.share(), 1))
 	if f.Table.Count >= f.Table.Max {
 		text += ": FULL, new connections are refused"
 	}

@@ -20,12 +20,12 @@ func TestFront(t *testing.T) {
 		want []string
 	}{
 		{"idle", Front{Table: conntrack.Limits{Count: 1, Max: 262144}, DropsSeconds: 0.5, Root: true}, []string{
-			"table  1 of 262144 connection tracking entries used (0.0%)\n", "drops  none in the last 0.5 s\n",
+			"table  1 of 262144 connection tracking entries used (<0.1 %)\n", "drops  none in the last 0.5 s\n",
 			"NAT    nothing translates", "  natkit doctor  ", "  natkit demo  ", "evidence and cure",
 		}},
 		{"full", Front{Table: conntrack.Limits{Count: 100, Max: 100}, DropsSeconds: 0.5, Root: true, Kernel: []trim.Translator{docker}, In: "gw",
 			Drops: snapshot.Drops{Rows: []snapshot.Drop{{Count: 7, Cause: snapshot.CauseTooBig}, {Count: 70, Cause: snapshot.CauseTableFull}, {Count: 9, Benign: true}, {Count: 1}}, LostEvents: 2}}, []string{
-			"(100.0%): FULL", "drops  80 packets in the last 0.5 s: conntrack-table-full 70, mtu 7, cause unknown 2, other 1\n",
+			"(100.0 %): FULL", "drops  80 packets in the last 0.5 s: conntrack-table-full 70, mtu 7, cause unknown 2, other 1\n",
 			"NAT    kernel, 3 rules in nft table ip nat (Docker, libvirt)\n", "  natkit doctor --netns gw  ", "why: evidence",
 		}},
 		{"no rights", Front{Table: conntrack.Limits{Count: 1, Max: 10}, DropsUnseen: "root is needed", Create: 9, Confirm: 3, KernelUnseen: "root is needed", EngineUnseen: "root is needed"}, []string{

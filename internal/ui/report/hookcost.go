@@ -13,6 +13,8 @@ import (
 	"natkit/internal/nat/nft"
 	"natkit/internal/scenario"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
+	"natkit/internal/words/plural"
 )
 
 // HookCost is what the packets of a namespace walk through, what it takes, and what
@@ -87,8 +89,8 @@ func (r *HookCost) Text(w io.Writer) error {
 	var p page
 	head := fmt.Sprintf("%.1f s; time was not sampled.", r.Seconds)
 	if r.Samples > 0 {
-		head = fmt.Sprintf("%.1f s, %d samples of all processors: %.2f %% of the time below nf_hook_slow, %.2f %% in the function itself. "+
-			"Samples are of the whole machine; packets are this namespace's.", r.Seconds, r.Samples, 100*r.Whole, 100*r.Framework)
+		head = fmt.Sprintf("%.1f s, %s of all processors: %s of the time below nf_hook_slow, %s in the function itself. "+
+			"Samples are of the whole machine; packets are this namespace's.", r.Seconds, plural.Count(r.Samples, "sample"), percent.Of(r.Whole, 2), percent.Of(r.Framework, 2))
 	}
 	p.text("", "", head)
 	r.hooksText(&p)
@@ -111,13 +113,13 @@ func (r *HookCost) hooksText(p *page) {
 	case len(r.Hooks) == 0:
 		p.text("", "", "No function is registered on a netfilter hook here.")
 	default:
-		fmt.Fprintf(&p.b, "\n%7s %9s %6s  hook\n", "of time", "packets", "rules")
+		fmt.Fprintf(&p.b, "\n%8s %9s %6s  hook\n", "of time", "packets", "rules")
 	}
 	place, shared := "", false
 	for _, c := range r.Hooks {
 		if here := strings.Join(strings.Fields(c.Family+" "+c.Device+" "+c.Hook.Hook), " "); here != place {
 			place = here
-			fmt.Fprintf(&p.b, "%25s%s\n", "", place)
+			fmt.Fprintf(&p.b, "%26s%s\n", "", place)
 		}
 		rules, mark, share := "-", " ", "-"
 		if c.Rules >= 0 {
@@ -127,16 +129,16 @@ func (r *HookCost) hooksText(p *page) {
 			mark, shared = "*", true
 		}
 		if r.Samples > 0 {
-			share = fmt.Sprintf("%.2f%%", 100*c.Share)
+			share = percent.Of(c.Share, 2)
 		}
 		name := strings.TrimSpace(functionCell(c.Hook) + "  " + strings.TrimSpace(c.Owner+" "+c.Chain))
-		fmt.Fprintf(&p.b, "%7s%s%9s %6s    %s\n", share, mark, counted(c.Packets), rules, name)
+		fmt.Fprintf(&p.b, "%8s%s%9s %6s    %s\n", share, mark, counted(c.Packets), rules, name)
 		for i, use := range c.RuleUse {
 			if i == mostRules {
-				fmt.Fprintf(&p.b, "%27s%d more rules: -o json\n", "", len(c.RuleUse)-mostRules)
+				fmt.Fprintf(&p.b, "%28s%s: -o json\n", "", plural.Count(len(c.RuleUse)-mostRules, "more rule"))
 				break
 			}
-			fmt.Fprintf(&p.b, "%7s %9s %6s    %srule handle %d\n", "", counted(use.Packets), "", map[bool]string{true: "  "}[c.Via != ""], use.Handle)
+			fmt.Fprintf(&p.b, "%8s %9s %6s    %srule handle %d\n", "", counted(use.Packets), "", map[bool]string{true: "  "}[c.Via != ""], use.Handle)
 		}
 	}
 	if r.Engine != nil {

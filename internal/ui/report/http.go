@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"natkit/internal/bench"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -103,7 +104,7 @@ func (p *httpPage) circumstances() {
 	}
 	p.line("SYN retransmits", "%d", p.TCP.SYNRetransmits)
 	p.line("Listen overflows", "%d (seen at the %s)", p.TCP.ListenOverflows, p.TCP.ListenOverflowsAt)
-	p.line("Client CPU", "%.0f%% of %s", 100*p.ClientCPUShare, plural.Count(p.Workers, "core"))
+	p.line("Client CPU", "%s of %s", percent.Of(p.ClientCPUShare, 0), plural.Count(p.Workers, "core"))
 	p.line("Ports left", "%d of %d to %s", p.PortsLeft, p.PortsRange, p.Endpoint)
 	for _, note := range httpNotes(p.HTTPResult) {
 		p.b.WriteString("\nNote: " + note + "\n")

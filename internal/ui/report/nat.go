@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"natkit/internal/diagnose/tune"
 	"natkit/internal/nat/control"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/words/plural"
@@ -32,7 +33,7 @@ func (p *NATPlan) Text(w io.Writer) error {
 	}
 	fmt.Fprintf(&b, "%s on engine %s: %s of %s\n", verb, p.Engine, plural.Count(p.Rules, "rule"), p.File)
 	if p.MemoryBytes > 0 {
-		fmt.Fprintf(&b, "kernel memory for its limits: %s\n", measureOf("memory_bytes").unit(float64(p.MemoryBytes)).with(float64(p.MemoryBytes)))
+		fmt.Fprintf(&b, "kernel memory for its limits: %s\n", tune.Bytes(uint64(p.MemoryBytes)))
 	}
 	for _, l := range p.Placements {
 		fmt.Fprintf(&b, "  %s: %s\n", l.Interface, l.Reason)
@@ -250,7 +251,7 @@ func endsIn(left time.Duration) time.Duration {
 func NATMappingText(w io.Writer, m *rulefile.Mapping) error {
 	rest := ""
 	if m.HoldDown {
-		rest = ", resting"
+		rest = ", in hold-down"
 	}
 	_, err := fmt.Fprintf(w, "%-5s %s%s <-> %s, %s, filtering %s%s\n", m.Class, natEnd(m.Inside.AddrPort), onInterface(m.Interface), natEnd(m.Outside.AddrPort), plural.Count(m.Sessions, "session"), m.Filtering, rest+explicitText(m.Explicit))
 	return err

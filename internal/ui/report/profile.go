@@ -15,6 +15,8 @@ import (
 	"github.com/google/pprof/profile"
 
 	"natkit/internal/kernel/observe"
+	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -65,7 +67,7 @@ func NewProfile(p *observe.Profile, root string) *Profile {
 	}
 	for _, c := range p.Called(root) {
 		r.Called = append(r.Called, ProfileCallee{
-			Function: c.Function, Samples: c.Samples, Self: c.Self, Share: percent(c.Samples, r.Tree.Samples) / 100,
+			Function: c.Function, Samples: c.Samples, Self: c.Self, Share: ratioOf(c.Samples, r.Tree.Samples),
 		})
 	}
 	return r
@@ -82,8 +84,8 @@ func (r *Profile) Text(w io.Writer, least float64) error {
 		fmt.Fprintf(&b, "left out: %d kernel samples of other namespaces, %d of interrupts and softirqs, which belong to no task\n", s.OtherNetns, s.NoNetns)
 	}
 	if r.Root != observe.AllFunctions {
-		fmt.Fprintf(&b, "%s: %s, %.1f %% of all, %.1f %% of the kernel's\n",
-			r.Root, plural.Count(s.Root, "sample"), percent(s.Root, s.Total), percent(s.Root, s.Kernel))
+		fmt.Fprintf(&b, "%s: %s, %s of all, %s of the kernel's\n",
+			r.Root, plural.Count(s.Root, "sample"), percent.Of(ratioOf(s.Root, s.Total), 1), percent.Of(ratioOf(s.Root, s.Kernel), 1))
 	}
 	if s.Root == 0 {
 		b.WriteString("No sample there: was there traffic?\n")
@@ -91,7 +93,7 @@ func (r *Profile) Text(w io.Writer, least float64) error {
 	if len(r.Called) > 0 {
 		fmt.Fprintf(&b, "\n%8s  %7s  called by %s\n", "samples", "share", r.Root)
 		for _, c := range r.Called {
-			fmt.Fprintf(&b, "%8d  %5.1f %%  %s\n", c.Samples, 100*c.Share, c.Function)
+			fmt.Fprintf(&b, "%8d  %7s  %s\n", c.Samples, percent.Of(c.Share, 1), c.Function)
 		}
 	}
 	if s.Root > 0 {
@@ -103,10 +105,10 @@ func (r *Profile) Text(w io.Writer, least float64) error {
 }
 
 func (r *Profile) writeNode(b *strings.Builder, n *observe.CallNode, depth int, least float64) {
-	fmt.Fprintf(b, "%8d  %5.1f %%  %5.1f %%  %*s%s\n", n.Samples,
-		percent(n.Samples, r.Samples.Root), percent(n.Samples, r.Samples.Total), 2*depth, "", n.Function)
+	fmt.Fprintf(b, "%8d  %7s  %7s  %*s%s\n", n.Samples,
+		percent.Of(ratioOf(n.Samples, r.Samples.Root), 1), percent.Of(ratioOf(n.Samples, r.Samples.Total), 1), 2*depth, "", n.Function)
 	for _, c := range n.Callees {
-		if percent(c.Samples, r.Samples.Root) >= least {
+		if 100*ratioOf(c.Samples, r.Samples.Root) >= least {
 			r.writeNode(b, c, depth+1, least)
 		}
 	}
@@ -192,10 +194,10 @@ func ReadProfile(r io.Reader) (*observe.Profile, error) {
 		for _, l := range s.Location {
 			frame := observe.Frame{Address: l.Address, Function: fmt.Sprintf("0x%x", l.Address)}
 			if l.Mapping != nil && l.Mapping.File != kernelMapping {
-				frame.Module = strings.Trim(l.Mapping.File, "[]")
+				frame.Module = snapshot.CleanText(strings.Trim(l.Mapping.File, "[]"))
 			}
 			if len(l.Line) > 0 && l.Line[0].Function != nil {
-				frame.Function = l.Line[0].Function.Name
+				frame.Function = snapshot.CleanText(l.Line[0].Function.Name) // a file may hold anything
 			}
 			stack.Frames = append(stack.Frames, frame)
 		}
@@ -268,14 +270,14 @@ const mostChanges = 40
 // Text writes the functions that changed most.
 func (d *ProfileDiff) Text(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "before: %d samples, %.2f %% of them below %s; after: %d samples, %.2f %%\n\n",
-		d.Before.Total, percent(d.Before.Root, d.Before.Total), d.Root, d.After.Total, percent(d.After.Root, d.After.Total))
+	fmt.Fprintf(&b, "before: %s, %s of them below %s; after: %s, %s\n\n",
+		plural.Count(d.Before.Total, "sample"), percent.Of(ratioOf(d.Before.Root, d.Before.Total), 2), d.Root, plural.Count(d.After.Total, "sample"), percent.Of(ratioOf(d.After.Root, d.After.Total), 2))
 	fmt.Fprintf(&b, "%9s  %9s  %9s  function, with all it calls; of all time\n", "before", "after", "change")
 	for i, f := range d.Functions {
 		if i == mostChanges {
 			break
 		}
-		fmt.Fprintf(&b, "%7.2f %%  %7.2f %%  %+7.2f %%  %s\n", 100*f.Before, 100*f.After, 100*(f.After-f.Before), f.Function)
+		fmt.Fprintf(&b, "%9s  %9s  %+7.2f %%  %s\n", percent.Of(f.Before, 2), percent.Of(f.After, 2), 100*(f.After-f.Before), f.Function)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

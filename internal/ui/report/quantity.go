@@ -56,7 +56,7 @@ var dimensions = []dimension{
 	{"_kbytes_per_second", scaled(decimal("B/s"), 1e3), 1},
 	{"_kb_s", []unit{{"kB/s", 1}}, 1},
 	{"_per_second", decimal("/s"), 1},
-	{"_bytes", decimal("B"), -1},
+	{"_bytes", []unit{{"B", 1}, {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}}, -1},
 	{"_sessions", []unit{{"", 1}}, 1},
 	{"_total", []unit{{"", 1}}, 0},
 }
@@ -217,7 +217,7 @@ func significant(x float64) string {
 		decimals := 3 - int(math.Floor(math.Log10(a)))
 		s := strconv.FormatFloat(x, 'f', max(decimals, 0), 64)
 		if a < 1 { // 0.1200 is not more exact than 0.12 looks
-			s = strings.TrimRight(s, "0")
+			s = strings.TrimSuffix(strings.TrimRight(s, "0"), ".")
 		}
 		if decimals > 0 && x == math.Trunc(x) {
 			s = strconv.FormatFloat(x, 'f', 0, 64)

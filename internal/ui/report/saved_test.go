@@ -464,6 +464,8 @@ func TestQuantities(t *testing.T) {
 		{"lost_pps", 10, "10 pps", "less is better"},
 		{"never_heard_of", 12345.678, "12346", ""},
 		{"never_heard_of", 0, "0", ""},
+		{"never_heard_of", 0.99999, "1", ""},
+		{"memory_bytes", 1.5 * (1 << 20), "1.500 MiB", "less is better"},
 	} {
 		m := measureOf(c.metric)
 		if got := m.unit(c.value).with(c.value); got != c.want || m.Better() != c.better {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"natkit/internal/nat/control"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -39,7 +40,7 @@ func SubscribersText(w io.Writer, s *control.Subscribers) error {
 			external = r.External.String()
 		}
 		if r.SessionLimit > 0 || r.PortLimit > 0 {
-			share = fmt.Sprintf("%.0f %%", 100*r.Share)
+			share = percent.Of(r.Share, 0)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", of, cmp.Or(r.Pool, "-"), r.Class, external, ofLimit(&r.Sessions, r.SessionLimit), ofLimit(r.Ports, r.PortLimit),
 			ofLimit(r.HoldDown, 0), blocksText(r), share, refusedText(r.Refused), r.Since.Format(time.DateTime))
@@ -126,7 +127,7 @@ func poolsText(b *strings.Builder, pools []control.PoolStatus) {
 		if p.Ports > 0 {
 			free = fmt.Sprintf("tcp %d, udp %d, icmp %d of %d", p.FreeTCP, p.FreeUDP, p.FreeICMP, p.Ports)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%.0f %%\t%s\t%s\t%s\n", p.Name, addresses, p.Subscribers, 100*p.Share, free, blocks, refusedText(p.Refused))
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%s\t%s\n", p.Name, addresses, p.Subscribers, percent.Of(p.Share, 0), free, blocks, refusedText(p.Refused))
 	}
 	t.Flush()
 }

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"natkit/internal/diagnose/tune"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -245,11 +246,14 @@ func (p *page) tuneMemory(m *tune.Memory) {
 	p.b.WriteString("\nThe connection tracking table\n")
 	rows := [][]string{{"", "entries", "full in", "limit", "buckets", "chain when full", "memory when full", ""}}
 	row := func(name string, t tune.Table) {
-		share := ""
-		if m.RAMBytes > 0 {
-			share = fmt.Sprintf("%.1f %% of %s", 100*float64(t.Bytes)/float64(m.RAMBytes), tune.Bytes(m.RAMBytes))
+		share, limit := "", "none"
+		if t.Max > 0 {
+			limit = fmt.Sprint(t.Max)
 		}
-		rows = append(rows, []string{name, fmt.Sprint(t.Entries), fullIn(t), fmt.Sprint(t.Max), fmt.Sprint(t.Buckets), fmt.Sprintf("%.1f", t.Chain), tune.Bytes(t.Bytes), share})
+		if m.RAMBytes > 0 {
+			share = percent.Of(ratioOf(t.Bytes, m.RAMBytes), 1) + " of " + tune.Bytes(m.RAMBytes)
+		}
+		rows = append(rows, []string{name, fmt.Sprint(t.Entries), fullIn(t), limit, fmt.Sprint(t.Buckets), fmt.Sprintf("%.1f", t.Chain), tune.Bytes(t.Bytes), share})
 	}
 	row("now", m.Now)
 	if changed {
@@ -269,8 +273,8 @@ func (p *page) tuneMemory(m *tune.Memory) {
 	if m.EntryAssumed {
 		entry = fmt.Sprintf("An entry is assumed to take %d bytes (only root can read the true size)", m.EntryBytes)
 	}
-	p.text("  ", "  ", fmt.Sprintf("%s, a bucket %d; the table may take at most %.1f %% of the memory. All namespaces share the hash, and each may fill its table to the limit.",
-		entry, m.BucketBytes, 100*m.Share))
+	p.text("  ", "  ", fmt.Sprintf("%s, a bucket %d; the table may take at most %s of the memory. All namespaces share the hash, and each may fill its table to the limit.",
+		entry, m.BucketBytes, percent.Of(m.Share, 1)))
 }
 
 // fullIn is how long a table takes to fill, in words.
