@@ -4,7 +4,9 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"time"
@@ -192,6 +194,7 @@ func (o *doctorOptions) sinceThen(e *env, n *namespaces, span history.Span, out 
 	}
 	seen := map[history.Namespace]*spaceSeen{}
 	var order []*spaceSeen
+	var first time.Time
 	err := readHistory(e, historyFolder(o.history), span, func(entry *history.Entry) error {
 		for _, l := range entry.Looks {
 			s, err := l.Snapshot()
@@ -204,6 +207,9 @@ func (o *doctorOptions) sinceThen(e *env, n *namespaces, span history.Span, out 
 			}
 			if n.redactor != nil {
 				n.redactor.Redact(s)
+			}
+			if first.IsZero() || s.TakenAt.Before(first) {
+				first = s.TakenAt
 			}
 			key := history.Namespace{Inode: l.Inode(), Title: s.Netns.Title()}
 			space := seen[key]
@@ -235,6 +241,7 @@ func (o *doctorOptions) sinceThen(e *env, n *namespaces, span history.Span, out 
 		return fmt.Errorf("nothing was recorded since %s: natkit history --since 7d shows what was", span.From.Format(time.DateTime))
 	}
 	slices.SortStableFunc(order, func(a, b *spaceSeen) int { return cmp.Compare(rank(a.last), rank(b.last)) })
+	n.page.Since = first
 	for _, space := range order {
 		var findings []causes.Finding
 		for _, at := range space.findings {
@@ -275,6 +282,9 @@ func (o *doctorOptions) side(e *env, which string) (all []*snapshot.Snapshot, er
 	f, err := os.Open(which)
 	if err != nil {
 		at, notTime := parseMoment(which, time.Now())
+		if notTime != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err // it is there, and cannot be read
+		}
 		if notTime != nil {
 			return nil, usagef("--diff %q: neither a file of natkit doctor --save nor a time such as 03:12", which)
 		}

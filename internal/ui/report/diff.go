@@ -48,25 +48,19 @@ type DiffFinding struct {
 // Diff judges both and compares them, namespace by namespace.
 func Diff(before, after string, a, b []*snapshot.Snapshot) DiffResult {
 	out := DiffResult{Before: before, After: after, Namespaces: []DiffNamespace{}, Only: []DiffOnlyInSide{}}
-	find := func(list []*snapshot.Snapshot, title string) *snapshot.Snapshot {
-		i := slices.IndexFunc(list, func(s *snapshot.Snapshot) bool { return namespaceTitle(s.Netns) == title })
-		if i < 0 {
-			return nil
-		}
-		return list[i]
-	}
+	other, known := pairs(a, b)
 	// Two snapshots of one namespace each are meant to be compared, whatever they are called.
 	alone := len(a) == 1 && len(b) == 1
 	for _, s := range a {
-		other := find(b, namespaceTitle(s.Netns))
+		same := other[s]
 		if alone {
-			other = b[0]
+			same = b[0]
 		}
-		if other == nil {
+		if same == nil {
 			out.Only = append(out.Only, DiffOnlyInSide{namespaceTitle(s.Netns), "before"})
 			continue
 		}
-		n := diffOf(s, other)
+		n := diffOf(s, same)
 		if len(n.New)+len(n.Gone)+len(n.Changed) == 0 {
 			out.Same++
 			continue
@@ -74,33 +68,68 @@ func Diff(before, after string, a, b []*snapshot.Snapshot) DiffResult {
 		out.Namespaces = append(out.Namespaces, n)
 	}
 	for _, s := range b {
-		if !alone && find(a, namespaceTitle(s.Netns)) == nil {
+		if !alone && !known[s] {
 			out.Only = append(out.Only, DiffOnlyInSide{namespaceTitle(s.Netns), "after"})
 		}
 	}
 	return out
 }
 
-func diffOf(a, b *snapshot.Snapshot) DiffNamespace {
-	n := DiffNamespace{Namespace: namespaceTitle(b.Netns), New: []DiffFinding{}, Gone: []DiffFinding{}, Still: []DiffFinding{}, Changed: append([]snapshot.Difference{}, snapshot.Differences(a, b)...)}
-	was, is := causes.Judge(a), causes.Judge(b)
-	has := func(list []causes.Finding, code string) bool {
-		return slices.ContainsFunc(list, func(f causes.Finding) bool { return f.Code == code })
-	}
-	for _, f := range is {
-		short := DiffFinding{f.Code, f.Severity, f.Title}
-		if has(was, f.Code) {
-			n.Still = append(n.Still, short)
-		} else {
-			n.New = append(n.New, short)
+// pairs are the snapshots of b that are of the same namespaces as those of a, and which these are. A
+// namespace is the same by its reference, or else by what it belongs to: a container that was restarted
+// has another process.
+func pairs(a, b []*snapshot.Snapshot) (other map[*snapshot.Snapshot]*snapshot.Snapshot, known map[*snapshot.Snapshot]bool) {
+	other, known = map[*snapshot.Snapshot]*snapshot.Snapshot{}, map[*snapshot.Snapshot]bool{}
+	for _, title := range []func(snapshot.Netns) string{namespaceTitle, snapshot.Netns.Title} {
+		for _, s := range a {
+			if other[s] != nil {
+				continue
+			}
+			i := slices.IndexFunc(b, func(o *snapshot.Snapshot) bool { return !known[o] && title(o.Netns) == title(s.Netns) })
+			if i >= 0 {
+				other[s], known[b[i]] = b[i], true
+			}
 		}
 	}
+	return other, known
+}
+
+// hasCode tells whether a finding is among others, or folded under one.
+func hasCode(list []causes.Finding, code string) bool {
+	return slices.ContainsFunc(list, func(f causes.Finding) bool { return f.Code == code || hasCode(f.Consequences, code) })
+}
+
+// standsAlone tells whether a finding is among others, and not folded under one.
+func standsAlone(list []causes.Finding, code string) bool {
+	return slices.ContainsFunc(list, func(f causes.Finding) bool { return f.Code == code })
+}
+
+func diffOf(a, b *snapshot.Snapshot) DiffNamespace {
+	n := DiffNamespace{Namespace: namespaceTitle(b.Netns), New: []DiffFinding{}, Gone: []DiffFinding{}, Still: []DiffFinding{}, Changed: append([]snapshot.Difference{}, snapshot.Differences(a, b)...)}
+	n.findings(causes.Judge(a), causes.Judge(b))
+	return n
+}
+
+// findings sorts what was found before and what is now.
+func (n *DiffNamespace) findings(was, is []causes.Finding) {
+	var add func(list []causes.Finding, folded bool)
+	add = func(list []causes.Finding, folded bool) {
+		for _, f := range list {
+			switch short := (DiffFinding{f.Code, f.Severity, f.Title}); {
+			case !folded && !hasCode(was, f.Code):
+				n.New = append(n.New, short)
+			case !folded || standsAlone(was, f.Code):
+				n.Still = append(n.Still, short)
+			}
+			add(f.Consequences, true)
+		}
+	}
+	add(is, false)
 	for _, f := range was {
-		if !has(is, f.Code) {
+		if !hasCode(is, f.Code) {
 			n.Gone = append(n.Gone, DiffFinding{f.Code, f.Severity, f.Title})
 		}
 	}
-	return n
 }
 
 // Text writes what is new, gone and configured otherwise.

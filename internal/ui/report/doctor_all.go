@@ -8,10 +8,12 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
+	"natkit/internal/words/shell"
 )
 
 // DoctorAllResult is what natkit doctor found in all namespaces of a machine, as
@@ -28,6 +30,8 @@ type DoctorAll struct {
 	// Facts keeps the curves and tables of facts of namespaces with findings, which the
 	// page of HTML shows.
 	Facts bool
+	// Since is when the first was recorded of what was judged; zero for facts of one window.
+	Since time.Time
 
 	results []DoctorResult
 	pages   []doctorNamespace // with Facts
@@ -77,8 +81,23 @@ func (d *DoctorAll) about() string {
 		return "no network namespace was watched"
 	}
 	r := d.results[0]
-	return fmt.Sprintf("%s; Linux %s; %s watched for %s until %s", r.Hostname, r.Kernel,
-		plural.Count(len(d.results), "network namespace"), seconds(r.WindowSeconds), r.TakenAt.UTC().Format("2006-01-02 15:04:05 UTC"))
+	first, last := r.TakenAt, r.TakenAt
+	for i := range d.results {
+		if at := d.results[i].TakenAt; at.Before(first) {
+			first = at
+		} else if at.After(last) {
+			last = at
+		}
+	}
+	const layout = "2006-01-02 15:04:05 UTC"
+	out := fmt.Sprintf("%s; Linux %s; %s ", r.Hostname, r.Kernel, plural.Count(len(d.results), "network namespace"))
+	switch {
+	case !d.Since.IsZero():
+		return out + "as recorded from " + d.Since.UTC().Format(layout) + " to " + last.UTC().Format(layout)
+	case last.Sub(first) > time.Minute: // recorded, each at its time
+		return out + "as recorded between " + first.UTC().Format(layout) + " and " + last.UTC().Format(layout)
+	}
+	return out + "watched for " + seconds(r.WindowSeconds) + " until " + r.TakenAt.UTC().Format(layout)
 }
 
 // maxQuiet is how many namespaces are named in which nothing was found.
@@ -162,7 +181,7 @@ func namespaceTitle(n snapshot.Netns) string {
 	case ref == "":
 		return "this namespace"
 	case n.Container != "":
-		return n.Container + " (--netns " + ref + ")"
+		return n.Container + " (--netns " + shell.Quote(ref) + ")"
 	}
 	return ref
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"natkit/internal/snapshot"
@@ -80,5 +81,31 @@ func TestDoctorAll(t *testing.T) {
 	well.Add(host, nil)
 	if err := well.Text(&b, snapshot.LeftOut{}, false); err != nil || !strings.Contains(b.String(), "Nothing wrong was found in any of them, among what could be judged: the host.") {
 		t.Errorf("all is well: %v\n%s", err, b.String())
+	}
+}
+
+// What was recorded is not said to be one window, and a namespace's name can be pasted.
+func TestDoctorAllRecorded(t *testing.T) {
+	s, findings := doctored()
+	s.Netns = snapshot.Netns{Name: "two words", Container: "docker web1", Inode: 2}
+	later := *s
+	later.Netns, later.TakenAt = snapshot.Netns{Init: true, Inode: 1}, s.TakenAt.Add(10*time.Minute)
+	const layout = "2006-01-02 15:04:05 UTC"
+	from, to := s.TakenAt.UTC().Format(layout), later.TakenAt.UTC().Format(layout)
+	for want, since := range map[string]time.Time{
+		"2 network namespaces as recorded between " + from + " and " + to:                                       {},
+		"2 network namespaces as recorded from " + s.TakenAt.Add(-time.Hour).UTC().Format(layout) + " to " + to: s.TakenAt.Add(-time.Hour),
+	} {
+		d := DoctorAll{Since: since}
+		d.Add(s, findings)
+		d.Add(&later, nil)
+		var b strings.Builder
+		if err := d.Text(&b, snapshot.LeftOut{}, false); err != nil {
+			t.Fatal(err)
+		}
+		text := strings.Join(strings.Fields(b.String()), " ")
+		if !strings.Contains(text, want) || strings.Contains(text, "watched for") || !strings.Contains(text, "docker web1 (--netns 'two words')") {
+			t.Errorf("no %q in\n%s", want, b.String())
+		}
 	}
 }

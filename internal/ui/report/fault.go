@@ -9,6 +9,7 @@ import (
 
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/scenario"
+	"natkit/internal/words/shell"
 )
 
 // FaultResult is a fault scenario as -o json prints it.
@@ -80,7 +81,7 @@ func (t *FaultText) Step(s *scenario.FaultStep) error {
 	for _, c := range s.Commands {
 		p.b.WriteString("   $ " + c + "\n")
 	}
-	p.b.WriteString(fmt.Sprintf("   $ natkit doctor --netns %s\n", s.Facts.Netns.Name))
+	p.b.WriteString("   $ " + shell.Command("natkit", "doctor", "--netns", s.Facts.Netns.Name) + "\n")
 	if len(s.Findings) == 0 {
 		p.text("   ", "   ", nothingWrong(s.Facts, causes.NotJudged(s.Facts, s.Findings)))
 	}

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"natkit/internal/scenario"
+	"natkit/internal/snapshot"
 )
 
 func TestFaultListFits(t *testing.T) {
@@ -27,5 +28,17 @@ func TestFaultListFits(t *testing.T) {
 	}
 	if codes != len(faults) {
 		t.Errorf("%d codes at the beginning of a line, want %d:\n%s", codes, len(faults), b.String())
+	}
+}
+
+// The command of a step can be pasted.
+func TestFaultCommand(t *testing.T) {
+	var b strings.Builder
+	text := FaultText{W: &b}
+	if err := text.Step(&scenario.FaultStep{Name: "healthy", Facts: &snapshot.Snapshot{Netns: snapshot.Netns{Name: "two words"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(b.String(), "$ natkit doctor --netns 'two words'\n") {
+		t.Error(b.String())
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 
 	"natkit/internal/lab"
+	"natkit/internal/words/shell"
 )
 
 // LabUp describes a lab that has just been made, and what to do with it.
@@ -36,18 +37,19 @@ func LabUp(w io.Writer, l *lab.Lab) error {
 			fmt.Fprintf(&b, "without NAT:      %s\n", l.DirectURL())
 		}
 	}
-	fmt.Fprintf(&b, "\nnext:\n")
+	next := func(words ...string) { b.WriteString("  " + shell.Natkit("", words...) + "\n") }
+	b.WriteString("\nnext:\n")
 	if o.Server != lab.ServerNone {
 		url := l.URL()
 		if o.Rules == lab.RulesNone {
 			url = l.DirectURL()
 		}
-		fmt.Fprintf(&b, "  natkit lab exec %s %s -- curl %s\n", l.Name(), client.Role, url)
-		fmt.Fprintf(&b, "  natkit bench http --netns %s -c 100 -n 10000 %s\n", client.Netns, url)
+		next("lab", "exec", l.Name(), client.Role, "--", "curl", url)
+		next("bench", "http", "--netns", client.Netns, "-c", "100", "-n", "10000", url)
 	}
-	fmt.Fprintf(&b, "  natkit conntrack stats --netns %s\n", l.NATNode().Netns)
-	fmt.Fprintf(&b, "  natkit doctor --netns %s\n", l.NATNode().Netns)
-	fmt.Fprintf(&b, "  natkit lab down %s\n", l.Name())
+	next("conntrack", "stats", "--netns", l.NATNode().Netns)
+	next("doctor", "--netns", l.NATNode().Netns)
+	next("lab", "down", l.Name())
 	_, err := io.WriteString(w, b.String())
 	return err
 }
