@@ -30,9 +30,12 @@ type HistoryResult struct {
 	Problems  []string          `json:"problems"` // what could not be read or written
 	Forecasts monitor.Score     `json:"forecasts"`
 
+	over bool // the record ends before the span: what was on then may not be
+
 	episodes history.Episodes
 	record   monitor.Record
 	course   course
+	step     float64 // seconds of the last interval
 }
 
 // HistoryGap is a time of which nothing was recorded.
@@ -54,7 +57,7 @@ func (r *HistoryResult) Add(e *history.Entry) error {
 	if r.First.IsZero() {
 		r.First = e.At
 	}
-	r.Last = e.At
+	r.Last, r.step = e.At, e.Seconds
 	r.Intervals++
 	r.Changes = append(r.Changes, e.Changes...)
 	r.Tunings = append(r.Tunings, e.Tunings...)
@@ -72,6 +75,9 @@ func seconds64(n float64) time.Duration { return time.Duration(n * float64(time.
 func (r *HistoryResult) Finish(damaged []string) {
 	r.Findings = slices.DeleteFunc(r.episodes.List(), func(e history.Episode) bool { return !e.Ended.IsZero() && e.Ended.Before(r.Since) })
 	r.Problems = append(r.Problems, damaged...)
+	if r.over = r.Intervals > 0 && r.Until.Sub(r.Last) > seconds64(2*r.step)+time.Minute; r.over {
+		r.Gaps = append(r.Gaps, HistoryGap{r.Last, r.Until})
+	}
 	r.Forecasts = r.record.Score()
 	r.Findings = append([]history.Episode{}, r.Findings...)
 	r.Changes = append([]history.Change{}, r.Changes...)
@@ -93,13 +99,7 @@ func (r *HistoryResult) Text(w io.Writer, zone *time.Location, color bool) error
 		fmt.Fprintf(&p.b, "\n%-14s  %-14s  %-8s  %-20s  %s\n", "BEGAN", "ENDED", "SEVERITY", "NAMESPACE", "FINDING")
 	}
 	for _, f := range r.Findings {
-		began, ended := "before", "still on"
-		if !f.Began.IsZero() {
-			began = clock(f.Began)
-		}
-		if !f.Ended.IsZero() {
-			ended = clock(f.Ended)
-		}
+		began, ended := r.when(f, clock)
 		fmt.Fprintf(&p.b, "%-14s  %-14s  %s  %-20s  %s\n", began, ended, p.style(severityColor(f.Severity), fmt.Sprintf("%-8s", f.Severity)), f.Namespace, f.Code+": "+f.Title)
 		for _, c := range f.Changes {
 			fmt.Fprintf(&p.b, "  %s before: %s\n", since(f.Began.Sub(c.At)), c.What)
@@ -128,6 +128,21 @@ func (r *HistoryResult) Text(w io.Writer, zone *time.Location, color bool) error
 	}
 	_, err := io.WriteString(w, p.b.String())
 	return err
+}
+
+// when is when a finding began and ended, in words.
+func (r *HistoryResult) when(e history.Episode, clock func(time.Time) string) (began, ended string) {
+	began, ended = "before", "still on"
+	if !e.Began.IsZero() {
+		began = clock(e.Began)
+	}
+	switch {
+	case !e.Ended.IsZero():
+		ended = clock(e.Ended)
+	case r.over:
+		ended = "on at the end"
+	}
+	return began, ended
 }
 
 // about is what was recorded, in a sentence or two.

@@ -13,6 +13,7 @@ import (
 
 	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/monitor"
+	"natkit/internal/words/plural"
 )
 
 // course is how full tables were and what was dropped, entry by entry.
@@ -35,7 +36,9 @@ func (c *course) add(e *history.Entry) {
 		}
 		if p.Drops != nil {
 			for _, row := range p.Drops.Rows {
-				m.drops[cmp.Or(string(row.Cause), "other")] += float64(row.Count) / m.seconds
+				if !row.Benign {
+					m.drops[cmp.Or(string(row.Cause), "other")] += float64(row.Count) / m.seconds
+				}
 			}
 		}
 	}
@@ -100,7 +103,7 @@ func (r *HistoryResult) HTML(w io.Writer, zone *time.Location) error {
 		body += r.plot("Connection tracking table, % of its limit", fill, times, values, zone)
 		drops, times, values := r.course.lines(func(m courseMoment) map[string]float64 { return m.drops })
 		body += r.plot("Dropped packets a second, by what that means for NAT", drops, times, values, zone)
-		body += each(r.Findings, func(e history.Episode) markup { return episodeMarkup(e, clock) })
+		body += each(r.Findings, func(e history.Episode) markup { return r.episode(e, clock) })
 	}
 	if len(r.Tunings) > 0 {
 		body += tag("article", tag("h2", "Settings, by natkit monitor --tune"), scroll("facts", each(r.Tunings, func(n history.Tuning) markup {
@@ -121,14 +124,8 @@ func (r *HistoryResult) HTML(w io.Writer, zone *time.Location) error {
 	return document{title: title, style: pageStyle + doctorStyle, body: tag("main", body)}.write(w)
 }
 
-func episodeMarkup(e history.Episode, clock func(time.Time) string) markup {
-	began, ended := "before", "still on"
-	if !e.Began.IsZero() {
-		began = clock(e.Began)
-	}
-	if !e.Ended.IsZero() {
-		ended = clock(e.Ended)
-	}
+func (r *HistoryResult) episode(e history.Episode, clock func(time.Time) string) markup {
+	began, ended := r.when(e, clock)
 	if e.Why != "" {
 		ended += " (" + e.Why + ")"
 	}
@@ -206,7 +203,7 @@ func (r *HistoryResult) timeline(zone *time.Location) markup {
 	})
 	out := tag("div.scroll", markup(picture))
 	if more > 0 {
-		out += tag("p.dim", text(fmt.Sprintf("%d more are below.", more)))
+		out += tag("p.dim", text(plural.Count(more, "more row")+": see the list below."))
 	}
 	return out
 }

@@ -3,11 +3,13 @@
 package report
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"natkit/internal/diagnose/causes"
 	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/monitor"
 	"natkit/internal/snapshot"
@@ -26,7 +28,7 @@ func aNight(t *testing.T) *HistoryResult {
 		}
 		e := &history.Entry{At: at, Seconds: 10, Begins: i == 0 || i == 1000}
 		e.Samples = []*snapshot.Snapshot{{TakenAt: at, Netns: snapshot.Netns{Init: true, Inode: 1}, Conntrack: &snapshot.Conntrack{Count: uint64(i), Max: 4000},
-			Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: uint64(i % 50), Cause: snapshot.CauseNoRoute}}}}}
+			Drops: &snapshot.Drops{Rows: []snapshot.Drop{{Count: uint64(i % 50), Cause: snapshot.CauseNoRoute}, {Count: 1000, Benign: true}}}}}
 		finding := func(kind, namespace, code, severity string) {
 			e.Events = append(e.Events, history.Event{At: at, Kind: kind, Namespace: namespace, Inode: 1, Code: code, Severity: severity, Title: "title of " + code, Since: at.Add(-10 * time.Second)})
 		}
@@ -97,6 +99,9 @@ func TestHistoryHTML(t *testing.T) {
 			t.Errorf("no %q", want)
 		}
 	}
+	if strings.Contains(page, "</span>other</li>") {
+		t.Error("packets that nobody waits for are among those dropped")
+	}
 	b.Reset()
 	empty := &HistoryResult{Since: time.Unix(0, 0), Until: time.Unix(3600, 0)}
 	empty.Finish(nil)
@@ -166,5 +171,65 @@ func TestDiff(t *testing.T) {
 	}
 	if r := Diff("A", "B", side("1", "blue"), side("2", "other")); len(r.Namespaces) != 1 {
 		t.Error(fmt.Sprint(r))
+	}
+}
+
+// Of what was on when the record ended nobody knows whether it is still on.
+func TestHistoryThatEnded(t *testing.T) {
+	r := aNight(t)
+	r.Until = r.Until.Add(6 * time.Hour)
+	r.Gaps = nil
+	r.Finish(nil)
+	var text, page strings.Builder
+	if err := errors.Join(r.Text(&text, time.UTC, false), r.HTML(&page, time.UTC)); err != nil {
+		t.Fatal(err)
+	}
+	if got := text.String(); strings.Contains(got, "still on") || !strings.Contains(got, "03-02 00:44:50  on at the end   warning   ") ||
+		!strings.Contains(got, "Not recorded:\n  03-02 05:59:50 to 03-02 12:00:00\n") {
+		t.Error(got)
+	}
+	if strings.Contains(page.String(), "still on") {
+		t.Error("still on, says the page")
+	}
+}
+
+// A container that was restarted is the same one, and a finding that is now folded under another, or is so
+// no longer, is neither new nor gone.
+func TestDiffIsOfTheSame(t *testing.T) {
+	side := func(pid, forward string) []*snapshot.Snapshot {
+		return []*snapshot.Snapshot{{Netns: snapshot.Netns{Init: true, Inode: 1}},
+			{Netns: snapshot.Netns{Name: "pid:" + pid, Container: "docker web1", Inode: 2}, Sysctls: map[string]string{"x": forward}}}
+	}
+	var b strings.Builder
+	if err := Diff("A", "B", side("100", "1"), side("200", "2")).Text(&b); err != nil {
+		t.Fatal(err)
+	}
+	const want = "From A to B\n\ndocker web1 (--netns pid:200)\n  setting x: 1 -> 2\n\nNo difference in 1 namespace.\n"
+	if b.String() != want {
+		t.Error(b.String())
+	}
+	alone := []causes.Finding{{Code: "b"}}
+	under := []causes.Finding{{Code: "a", Consequences: []causes.Finding{{Code: "b"}}}}
+	for name, c := range map[string]struct {
+		was, is          []causes.Finding
+		new, gone, still string
+	}{
+		"folded since":        {alone, under, "a", "", "b"},
+		"no longer folded":    {under, alone, "", "a", "b"},
+		"folded all the time": {under, under, "", "", "a"},
+		"cured":               {under, nil, "", "a", ""},
+		"came":                {nil, under, "a", "", ""},
+	} {
+		var n DiffNamespace
+		n.findings(c.was, c.is)
+		codes := func(list []DiffFinding) (out string) {
+			for _, f := range list {
+				out += f.Code
+			}
+			return out
+		}
+		if codes(n.New) != c.new || codes(n.Gone) != c.gone || codes(n.Still) != c.still {
+			t.Errorf("%s: %+v", name, n)
+		}
 	}
 }
