@@ -215,13 +215,13 @@ func (e *env) tracePresenter(output string) (p presenter, err error) {
 		var all []trace.Packet
 		var ended []trace.EntryEnd
 		p.packet = func(packet trace.Packet) error {
-			if all = append(all, packet); len(all) == maxDrawn {
+			if all = append(all, packet); len(all) == report.MostTraceDrawn {
 				return errEnough
 			}
 			return nil
 		}
 		p.ended = func(end trace.EntryEnd) error {
-			if len(ended) < maxDrawn {
+			if len(ended) < report.MostTraceDrawn {
 				ended = append(ended, end)
 			}
 			return nil
@@ -248,9 +248,6 @@ func (e *env) tracePresenter(output string) (p presenter, err error) {
 	}
 	return p, nil
 }
-
-// maxDrawn is how many packets one page shows.
-const maxDrawn = 1000
 
 // traceAt says where the matching packet is to be seen.
 func traceAt(o *follow.Options, namespace, device string) error {

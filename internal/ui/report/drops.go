@@ -68,13 +68,13 @@ func (r *Drops) Text(w io.Writer, own uint64) error {
 	}
 	fmt.Fprintf(&b, "%s, %.1f s: %s dropped", r.At.Format(time.TimeOnly), r.Seconds, plural.Count(sum, "packet"))
 	if r.BenignPackets > 0 {
-		fmt.Fprintf(&b, "; %d benign ones are not shown (--all)", r.BenignPackets)
+		fmt.Fprintf(&b, "; %s not shown (--all)", plural.Count(r.BenignPackets, "benign one"))
 	}
 	if r.FilteredPackets > 0 {
 		fmt.Fprintf(&b, "; %d in rows that do not match the filter", r.FilteredPackets)
 	}
 	if r.LostEvents > 0 {
-		fmt.Fprintf(&b, "; %d more are NOT in the table: there was no room", r.LostEvents)
+		fmt.Fprintf(&b, "; %d more NOT in the table: there was no room", r.LostEvents)
 	}
 	b.WriteByte('\n')
 	writeDropTable(&b, r.Rows, own)
@@ -197,7 +197,7 @@ func (t *DropTotals) Text(w io.Writer, own uint64) error {
 		t.total.Rows = append(t.total.Rows, *row)
 	}
 	slices.SortFunc(t.total.Rows, func(a, b snapshot.Drop) int {
-		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Location, b.Location),
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Location, b.Location), cmp.Compare(a.Reason, b.Reason),
 			cmp.Compare(a.Netns, b.Netns), cmp.Compare(a.Interface, b.Interface), cmp.Compare(a.Cause, b.Cause))
 	})
 	if _, err := fmt.Fprintf(w, "Total of %d intervals\n", t.intervals); err != nil {

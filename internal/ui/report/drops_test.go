@@ -124,3 +124,15 @@ func TestDropsFilter(t *testing.T) {
 		}
 	}
 }
+
+// One packet is one.
+func TestDropsSingular(t *testing.T) {
+	var out bytes.Buffer
+	one := snapshot.Drops{LostEvents: 1, Rows: []snapshot.Drop{{Count: 1, Benign: true}, {Count: 1, Location: "a"}}}
+	if err := NewDrops(time.Now(), time.Second, one, DropFilter{}).Text(&out, 0); err != nil {
+		t.Fatal(err)
+	}
+	if want := "1 packet dropped; 1 benign one not shown (--all); 1 more NOT in the table: there was no room\n"; !strings.Contains(out.String(), want) {
+		t.Errorf("no %q in\n%s", want, out.String())
+	}
+}

@@ -18,6 +18,9 @@ import (
 //go:embed trace.css
 var traceStyle string
 
+// MostTraceDrawn is how many packets one page shows.
+const MostTraceDrawn = 1000
+
 // TraceHTML writes a trace as one page of sequence drawings: a column for each namespace, in the
 // order in which packets came to them, time from top to bottom.
 func TraceHTML(w io.Writer, boot time.Time, packets []trace.Packet, ended []trace.EntryEnd, s follow.Summary) error {
@@ -41,6 +44,9 @@ func TraceHTML(w io.Writer, boot time.Time, packets []trace.Packet, ended []trac
 	}
 	for i := range packets {
 		body += tracedPacket(&packets[i], boot, namespaces)
+	}
+	if len(packets) >= MostTraceDrawn {
+		body += tag("p.note", text(fmt.Sprintf("The trace ended with packet %d of those that are shown: a page has no more.", MostTraceDrawn)))
 	}
 	if len(packets) == 0 {
 		body += tag("p", text("No packet matched."))
@@ -79,7 +85,7 @@ func tracedPacket(p *trace.Packet, boot time.Time, namespaces []string) markup {
 	if p.End.Outcome == trace.Died {
 		class = "p.died"
 	}
-	return tag("h2", text(strings.ReplaceAll(packetTitle(p, boot), "  ", ", "))) + tag("table.trace", rows) + tag(class, text("end: "+endText(p.End)))
+	return tag("h2", text(strings.ReplaceAll(packetTitle(p, boot), "  ", ", "))) + scroll("trace", rows) + tag(class, text("end: "+endText(p.End)))
 }
 
 func stepClass(s *trace.Step) string {

@@ -79,3 +79,16 @@ func TestTraceManyConnections(t *testing.T) {
 		}
 	}
 }
+
+// A page that is full says so: the trace ended before its time.
+func TestTracePageIsFull(t *testing.T) {
+	for n, want := range map[int]bool{MostTraceDrawn - 1: false, MostTraceDrawn: true} {
+		var b strings.Builder
+		if err := TraceHTML(&b, time.Unix(0, 0), make([]trace.Packet, n), nil, follow.Summary{}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(b.String(), "The trace ended with packet 1000"); got != want {
+			t.Errorf("%d packets: said so: %v", n, got)
+		}
+	}
+}
