@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"natkit/internal/nat/nft"
+	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
 )
 
@@ -40,11 +41,11 @@ func ImportYAML(w io.Writer, i *nft.Imported) error {
 // oneLine keeps a comment a comment.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r == 0x85 || r == 0x2028 || r == 0x2029 || r == 0xfeff {
+		if r == 0x2028 || r == 0x2029 { // a line ends there, for YAML
 			return '?'
 		}
 		return r
-	}, text)
+	}, snapshot.CleanText(text))
 }
 
 // ImportView is what natkit import -o json prints.

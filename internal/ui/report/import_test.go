@@ -4,6 +4,8 @@ package report_test
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -14,6 +16,30 @@ import (
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/ui/report"
 )
+
+// A comment stays one, and no terminal obeys what was in a file.
+func TestImportedCommentsAreHarmless(t *testing.T) {
+	rules := "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i eth0 -p tcp --dport 80 -m comment --comment \"a\u009b2J\u202eb\" -m time --timestart 10:00 -j DNAT --to-destination 10.0.0.2\nCOMMIT\n"
+	imported, err := nft.Import(strings.NewReader(rules), nft.ImportOptions{Name: "a\u009bb\u2028c", Inside: []string{"eth1"}, Outside: []string{"eth0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text, object bytes.Buffer
+	if err := errors.Join(report.ImportYAML(&text, imported), report.JSON(&object, report.Import(imported))); err != nil {
+		t.Fatal(err)
+	}
+	for _, got := range []string{text.String(), object.String()} {
+		if strings.ContainsAny(got, "\u009b\u202e\u2028") {
+			t.Errorf("%q", got)
+		}
+	}
+	var back struct {
+		Differences []struct{ Rule string }
+	}
+	if err := json.Unmarshal(object.Bytes(), &back); err != nil || len(back.Differences) != 2 || !strings.Contains(back.Differences[1].Rule, "a\u009b2J\u202eb") {
+		t.Errorf("the JSON has lost the text: %v, %s", err, &object)
+	}
+}
 
 // What is imported is a rule file with the same rules.
 func TestImportIsARuleFile(t *testing.T) {

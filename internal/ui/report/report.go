@@ -10,6 +10,9 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"natkit/internal/words/schema"
 )
@@ -38,6 +41,26 @@ func write(w io.Writer, v any, indent string) error {
 	if err := enc.Encode(v); err != nil {
 		return err
 	}
-	_, err := w.Write(schema.Put(name, b.Bytes()))
+	_, err := w.Write(harmless(schema.Put(name, b.Bytes())))
 	return err
+}
+
+// harmless writes the characters of JSON that a terminal may obey, or that hide or turn around text, by
+// their numbers: these stand in strings alone.
+func harmless(b []byte) []byte {
+	special := func(r rune) bool { return r >= 0x7f && (unicode.IsControl(r) || unicode.Is(unicode.Cf, r)) }
+	if bytes.IndexFunc(b, special) < 0 {
+		return b
+	}
+	var out []byte
+	for _, r := range string(b) {
+		if !special(r) {
+			out = utf8.AppendRune(out, r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			out = fmt.Appendf(out, `\u%04x`, unit)
+		}
+	}
+	return out
 }
