@@ -147,6 +147,6 @@ func topOnce(ctx context.Context, e *env, watch func(context.Context, string, fu
 	if out == "json" {
 		return unlessPipeClosed(report.JSON(e.stdout, last))
 	}
-	_, err = io.WriteString(e.stdout, tui.Text(last, 80, !localeIsUTF8()))
+	_, err = io.WriteString(e.stdout, tui.Text(last, terminalWidth(e.stdout), !localeIsUTF8()))
 	return unlessPipeClosed(err)
 }

@@ -7,9 +7,10 @@ import (
 	"math"
 	"strings"
 	"time"
+	"unicode/utf8"
 
-	"natkit/internal/snapshot"
 	"natkit/internal/ui/live"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -90,7 +91,7 @@ func (s *state) fill(c *canvas, m *live.Moment) {
 	case share >= 0.8 || f.FullIn != nil && *f.FullIn < 600:
 		st = warn
 	}
-	text := fmt.Sprintf(" %d of %d  %.1f%%", f.Entries, f.Max, 100*share)
+	text := fmt.Sprintf(" %d of %d  %s", f.Entries, f.Max, percent.Of(share, 1))
 	if f.PerSecond != nil {
 		text += "  " + change(*f.PerSecond) + "/s"
 	}
@@ -273,15 +274,15 @@ func (s *state) drawChoice(c *canvas) {
 	}
 }
 
-// Text is the screen as plain text of so many columns, with all panels one below
-// the other: for a pipe or a terminal that can't be drawn on. With ascii it has no other
-// signs.
+// Text is the screen as plain text of so many columns, with all panels one below the
+// other: for a pipe or a terminal that can't be drawn on. With 0 columns each panel has as
+// many as its rows take. With ascii it has no other signs.
 func Text(m *live.Moment, width int, ascii bool) string {
 	s := newState()
 	s.still = true
 	s.add(m)
 	var lines []string
-	part := func(h int, draw func(c *canvas)) {
+	part := func(width, h int, draw func(c *canvas)) {
 		grid := make([][]rune, h)
 		for y := range grid {
 			grid[y] = []rune(strings.Repeat(" ", width))
@@ -291,15 +292,23 @@ func Text(m *live.Moment, width int, ascii bool) string {
 			lines = append(lines, strings.TrimRight(string(line), " "))
 		}
 	}
-	part(s.headerLines(), s.header)
+	wide := func(needs int) int {
+		if width == 0 {
+			return max(columns80, needs)
+		}
+		return max(leastW, width)
+	}
+	part(wide(utf8.RuneCountInString(s.reading(m))), s.headerLines(), s.header)
 	for n := range s.panels() {
-		t := s.panel(n, n != panelFindings, width)
+		t := s.panel(n, n != panelFindings, columns80)
 		t.still = true
-		rows := min(max(1, len(t.rows)), snapshot.TopN)
+		w := wide(t.needs())
+		t.wrapped(w)
+		rows := max(1, len(t.rows))
 		if len(t.rows) > 0 && n != panelFindings {
 			rows++ // the names of its columns
 		}
-		part(1+rows, func(c *canvas) { t.draw(c, 0, 0, width, 1+rows, false, n != panelFindings, -1, 0) })
+		part(w, 1+rows, func(c *canvas) { t.draw(c, 0, 0, w, 1+rows, false, n != panelFindings, -1, 0) })
 	}
 	return strings.Join(lines, "\n") + "\n"
 }

@@ -16,6 +16,7 @@ import (
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 	"natkit/internal/ui/live"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -59,7 +60,7 @@ func engineLine(e *snapshot.Engine, r *live.EngineRates) (string, style) {
 	case e.InNftables():
 		words = append(words, plural.Count(e.Rules, "rule")+" in nftables; its sessions are entries of this table")
 	default:
-		share, part := percent(float64(e.Sessions), float64(e.SessionsMax))
+		share, part := shareOf(float64(e.Sessions), float64(e.SessionsMax))
 		st = fullStyle(part)
 		words = append(words, fmt.Sprintf("%d of %d sessions %s", e.Sessions, e.SessionsMax, share),
 			fmt.Sprintf("new %s/s", short(r.NewPerSecond)), fmt.Sprintf("dropped %s/s", short(r.Dropped())),
@@ -83,7 +84,7 @@ func accelShare(r *live.EngineRates) string {
 	if r.FastPath == nil {
 		return "no packet arrived that accel could forward"
 	}
-	return fmt.Sprintf("%.1f%% of packets bypass the stack", 100**r.FastPath)
+	return percent.Of(*r.FastPath, 1) + " of packets bypass the stack"
 }
 
 // most is the largest of some rates.
@@ -124,7 +125,7 @@ func enginePorts(t *table, e *snapshot.Engine) {
 	})
 	for _, u := range uses {
 		used, n := number(u.used)
-		share, part := percent(n, float64(u.Given))
+		share, part := shareOf(n, float64(u.Given))
 		t.add(portStyle(part), u.Addr.String()+" "+u.protocol, used, n, strconv.FormatUint(u.Given, 10), float64(u.Given), share, part,
 			u.protocol, fmt.Sprintf("%d-%d", u.Ports.Min, u.Ports.Max))
 	}
@@ -153,7 +154,7 @@ func enginePanel(m *live.Moment) table {
 	}
 	level := func(what string, now, limit uint64, means string) {
 		text, n := number(now)
-		share, part := percent(n, float64(limit))
+		share, part := shareOf(n, float64(limit))
 		t.add(fullStyle(part), what, text, n, strconv.FormatUint(limit, 10), float64(limit), share, part, means)
 	}
 	rate := func(st style, what string, perSecond float64, means string) {

@@ -16,6 +16,7 @@ import (
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/snapshot"
 	"natkit/internal/ui/live"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -70,11 +71,11 @@ func (s *state) panel(n int, zoomed bool, width int) table {
 
 func number(n uint64) (string, float64) { return strconv.FormatUint(n, 10), float64(n) }
 
-func percent(part, whole float64) (string, float64) {
+func shareOf(part, whole float64) (string, float64) {
 	if whole <= 0 {
 		return "-", -1
 	}
-	return fmt.Sprintf("%.1f%%", 100*part/whole), part / whole
+	return percent.Of(part/whole, 1), part / whole
 }
 
 // add appends a row of texts and numbers; a number comes as its text and its value.
@@ -117,7 +118,7 @@ func talkers(title string, m *live.Moment, of func(*snapshot.Table) []snapshot.T
 	}
 	for _, r := range of(dump) {
 		entries, n := number(r.Entries)
-		share, part := percent(float64(r.Entries), float64(dump.Entries))
+		share, part := shareOf(float64(r.Entries), float64(dump.Entries))
 		unreplied, u := number(r.Unreplied)
 		t.add(plain, r.Addr.String(), entries, n, share, part, unreplied, u)
 	}
@@ -137,7 +138,7 @@ func sources(m *live.Moment) table {
 	sources := slices.SortedStableFunc(slices.Values(e.Sources), func(a, b snapshot.EngineSource) int { return cmp.Compare(b.Sessions, a.Sessions) })
 	for _, src := range sources {
 		sessions, n := number(src.Sessions)
-		share, part := percent(n, float64(e.Sessions))
+		share, part := shareOf(n, float64(e.Sessions))
 		t.add(plain, src.Name(), "engine", sessions, n, share, part, "", 0.0)
 	}
 	for _, r := range tracked {
@@ -193,7 +194,7 @@ func portUse(m *live.Moment) table {
 	}
 	for _, u := range m.Judged.SNATPorts {
 		used, n := number(u.Used)
-		share, part := percent(float64(u.Used), float64(u.Ports))
+		share, part := shareOf(float64(u.Used), float64(u.Ports))
 		t.add(portStyle(part), u.Outside.String()+"→"+u.Dest.String(), used, n, strconv.Itoa(u.Ports), float64(u.Ports), share, part,
 			u.Protocol, fmt.Sprintf("%d-%d", u.MinPort, u.MaxPort))
 	}
@@ -261,7 +262,7 @@ func states(m *live.Moment) table {
 			return cmp.Or(cmp.Compare(rows[b], rows[a]), strings.Compare(a, b))
 		}) {
 			entries, n := number(rows[name])
-			share, part := percent(n, float64(dump.Entries))
+			share, part := shareOf(n, float64(dump.Entries))
 			t.add(plain, prefix+name, entries, n, share, part)
 		}
 	}
@@ -280,7 +281,7 @@ func processors(m *live.Moment) table {
 		return t
 	}
 	for _, c := range m.CPUs {
-		share := func(v float64) string { return fmt.Sprintf("%.0f%%", 100*v) }
+		share := func(v float64) string { return percent.Of(v, 0) }
 		rate := float64(c.Packets) / max(m.Seconds, 0.1)
 		st := plain
 		switch {

@@ -118,6 +118,9 @@ func (t *table) draw(c *canvas, x, y, w, h int, focus, zoomed bool, by, from int
 	}
 }
 
+// leastFirst is the least that the first column has, as far as its cells take it.
+const leastFirst = 12
+
 // widths shares w out: numbers get what they need, the first column the rest. A
 // column that is not shown has none.
 func (t *table) widths(w int, zoomed bool) []int {
@@ -140,14 +143,60 @@ func (t *table) widths(w int, zoomed bool) []int {
 	for _, r := range t.rows {
 		first = max(first, utf8.RuneCountInString(r.cells[0]))
 	}
+	// Numbers that nobody knows of what they are say nothing: on a narrow screen the last columns go.
+	for i := len(widths) - 1; i > 0 && rest < min(first, leastFirst); i-- {
+		if widths[i] > 0 {
+			rest += widths[i] + 1
+			widths[i] = 0
+		}
+	}
 	widths[0] = max(0, rest)
 	if zoomed && !t.text {
 		widths[0] = max(0, min(rest, first))
-		if last := len(t.columns) - 1; last > 0 && !t.columns[last].right { // words that were cut have what is left
+		if last := len(t.columns) - 1; last > 0 && !t.columns[last].right && widths[last] > 0 { // words that were cut have what is left
 			widths[last] += max(0, rest-widths[0])
 		}
 	}
 	return widths
+}
+
+// needs is how many columns it takes without a cell that is cut.
+func (t *table) needs() (columns int) {
+	if len(t.rows) == 0 {
+		return utf8.RuneCountInString(t.empty)
+	}
+	for i, col := range t.columns {
+		widest := 0
+		if !t.text {
+			widest = utf8.RuneCountInString(col.name)
+		}
+		for _, r := range t.rows {
+			widest = max(widest, utf8.RuneCountInString(r.cells[i]))
+		}
+		columns += widest + 1
+	}
+	return max(columns-1, utf8.RuneCountInString(t.title)+3)
+}
+
+// wrapped breaks the lines of a text that are longer than w.
+func (t *table) wrapped(w int) {
+	if !t.text {
+		return
+	}
+	var rows []row
+	for _, r := range t.rows {
+		if utf8.RuneCountInString(r.cells[0]) <= w {
+			rows = append(rows, r)
+			continue
+		}
+		for i, line := range wrap(r.cells[0], w-2) {
+			if i > 0 {
+				line = "  " + line
+			}
+			rows = append(rows, row{cells: []string{line}, style: r.style})
+		}
+	}
+	t.rows = rows
 }
 
 // line writes the cells.

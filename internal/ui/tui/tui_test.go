@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/gdamore/tcell/v2"
 
@@ -368,6 +369,32 @@ func TestChangeHasNoNegativeZero(t *testing.T) {
 	for rate, want := range map[float64]string{-0.4: "0", 0.4: "0", 0: "0", -0.6: "-1", 12.4: "+12"} {
 		if got := change(rate); got != want {
 			t.Errorf("%g: %q, want %q", rate, got, want)
+		}
+	}
+}
+
+// As text nothing is left out: neither rows, nor words of a finding, nor where there is no terminal the ends of
+// cells.
+func TestTextIsWhole(t *testing.T) {
+	m := busy()
+	m.CPUs = nil
+	for i := range 96 {
+		m.CPUs = append(m.CPUs, snapshot.CPU{Number: i})
+	}
+	far := snapshot.EndpointOf(netip.MustParseAddrPort("[2001:db8:1234:5678:9abc:def0:1234:5678]:65535"))
+	m.Judged.TopFlows = []live.FlowRate{{Protocol: "tcp", Source: far, Destination: far, BytesPerSecond: 1, PacketsPerSecond: 1}}
+	end := func(list []causes.Finding) string { return list[0].Title[strings.LastIndex(list[0].Title, " ")+1:] }
+	for width, want := range map[int][]string{0: {"tcp " + far.String() + "→" + far.String() + " "}, 80: {}, 50: {}} {
+		text := Text(m, width, false)
+		for _, part := range append(want, "\n95 ", end(m.Judged.Findings)+"\n", "bridges walk through the IP") {
+			if !strings.Contains(text, part) && !strings.Contains(strings.Join(strings.Fields(text), " "), part) {
+				t.Errorf("%d columns: no %q in\n%s", width, part, text)
+			}
+		}
+		for line := range strings.Lines(text) {
+			if n := utf8.RuneCountInString(line) - 1; width > 0 && n > width {
+				t.Errorf("%d columns, not %d: %s", n, width, line)
+			}
 		}
 	}
 }
