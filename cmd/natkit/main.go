@@ -97,9 +97,9 @@ func run(ctx context.Context, args []string, e *env) int {
 	case errors.Is(err, errUnjudged):
 		return exitUnjudged
 	case errors.As(err, &usage):
-		return e.fail(args, err, inWords(err), exitUsage)
+		return e.fail(args, err, e.here(inWords(err)), exitUsage)
 	default:
-		return e.fail(args, err, inWords(err)+hint(err, os.Geteuid(), args), exitError)
+		return e.fail(args, err, e.here(inWords(err))+hint(err, os.Geteuid(), args), exitError)
 	}
 }
 

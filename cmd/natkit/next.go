@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -27,6 +28,20 @@ func next(cmd *cobra.Command, args []string, err error, instead string) error {
 	return err
 }
 
+// ofNamespace are commands in a message that are about a namespace and do not name it.
+var ofNamespace = regexp.MustCompile("`natkit (accel|apply|down|rules|status|up)\\b")
+
+// here gives the commands in a message the namespace of --netns: pasted without it they would be about
+// another one.
+func (e *env) here(text string) string {
+	if e.netns == "" {
+		return text
+	}
+	return ofNamespace.ReplaceAllStringFunc(text, func(command string) string {
+		return "`" + shell.Natkit(e.netns) + strings.TrimPrefix(command, "`natkit")
+	})
+}
+
 // typed is the command line of a command as it was given, but for --engine.
 func typed(cmd *cobra.Command, args []string) string {
 	words := []string{cmd.CommandPath()}
@@ -36,8 +51,10 @@ func typed(cmd *cobra.Command, args []string) string {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		switch {
 		case f.Name == "engine":
-		case f.Value.Type() == "bool":
+		case f.Value.Type() == "bool" && f.Value.String() == "true":
 			words = append(words, "--"+f.Name)
+		case f.Value.Type() == "bool":
+			words = append(words, "--"+f.Name+"=false")
 		default:
 			words = append(words, "--"+f.Name, shell.Quote(f.Value.String()))
 		}
