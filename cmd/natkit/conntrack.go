@@ -379,11 +379,16 @@ func engineNote(e *env, t *snapshot.Table) *report.EngineNote {
 		return nil
 	}
 	defer h.Close()
+	return report.NewEngineNote(e.engine(h), t, e.netns)
+}
+
+// engine is natkit's own in a namespace, nil for none; that it cannot be read is said on stderr.
+func (e *env) engine(h *netns.Handle) *snapshot.Engine {
 	facts, err := control.ReadFacts(h, nil, false)
 	if err != nil {
-		fmt.Fprintf(e.stderr, "natkit: whether natkit's own engine runs here is unknown: %v\n", err)
+		fmt.Fprintf(e.stderr, "natkit: whether natkit's own engine runs here is unknown: %s\n", inWords(err))
 	}
-	return report.NewEngineNote(facts, t, e.netns)
+	return facts
 }
 
 func (in *conntrackInput) choice() (conntrack.Filter, error) {

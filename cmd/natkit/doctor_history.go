@@ -87,7 +87,7 @@ func looksAt(e *env, dir string, at time.Time) ([]*snapshot.Snapshot, error) {
 	for _, key := range order {
 		s, err := best[key].Snapshot()
 		if err != nil { // the others can be judged
-			fmt.Fprintf(e.stderr, "natkit: facts of %s: %v\n", key.Title, err)
+			fmt.Fprintf(e.stderr, "natkit: facts of %s: %s\n", key.Title, inWords(err))
 			continue
 		}
 		// A namespace that was made again has the same name and another number.
@@ -199,7 +199,7 @@ func (o *doctorOptions) sinceThen(e *env, n *namespaces, span history.Span, out 
 		for _, l := range entry.Looks {
 			s, err := l.Snapshot()
 			if err != nil { // the others can be judged
-				fmt.Fprintf(e.stderr, "natkit: facts of %s: %v\n", l.Title(), err)
+				fmt.Fprintf(e.stderr, "natkit: facts of %s: %s\n", l.Title(), inWords(err))
 				continue
 			}
 			if len(e.ofNetns([]*snapshot.Snapshot{s})) == 0 {

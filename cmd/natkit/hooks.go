@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -90,11 +89,7 @@ lists what was not measured.`,
 			return err
 		}
 		r := &report.Hooks{Netns: h.Inode(), Hooks: hooks}
-		facts, err := control.ReadFacts(h, nil, false)
-		if err != nil {
-			fmt.Fprintf(e.stderr, "natkit: whether natkit's own engine runs here is unknown: %v\n", err)
-		}
-		r.Engine = report.NewHooksNote(facts, e.netns)
+		r.Engine = report.NewHooksNote(e.engine(h), e.netns)
 		if *out == "json" {
 			return unlessPipeClosed(report.JSON(e.stdout, r))
 		}

@@ -6,8 +6,11 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+
+	"natkit/internal/kernel/netns"
 )
 
 // A command to type next has each flag as it was given.
@@ -58,5 +61,23 @@ func TestDiffOfUnreadable(t *testing.T) {
 	refused(t, []string{"doctor", "--diff"}, code, out, errs)
 	if !strings.Contains(errs, "a part of this path is a file") {
 		t.Errorf("%s", errs)
+	}
+}
+
+// That natkit's own engine cannot be read is said in words.
+func TestUnreadableEngineInWords(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("NATKIT_RUN_DIR", dir)
+	var own *netns.Handle
+	record := filepath.Join(dir, "nat", strconv.FormatUint(own.Inode(), 10)+".json")
+	if err := os.MkdirAll(record, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"conntrack", "memory"}, {"hooks"}} {
+		var stderr bytes.Buffer
+		run(t.Context(), args, &env{stdout: &bytes.Buffer{}, stderr: &stderr})
+		if want := "whether natkit's own engine runs here is unknown: " + record + " is a directory, not a file\n"; !strings.Contains(stderr.String(), want) {
+			t.Errorf("natkit %s: no %q in %s", strings.Join(args, " "), want, stderr.String())
+		}
 	}
 }

@@ -298,7 +298,14 @@ func Text(m *live.Moment, width int, ascii bool) string {
 		}
 		return max(leastW, width)
 	}
-	part(wide(utf8.RuneCountInString(s.reading(m))), s.headerLines(), s.header)
+	part(wide(0), s.headerLines()-1, s.header)
+	reading := []string{strings.TrimSpace(s.reading(m))}
+	if width > 0 {
+		reading = wrap(reading[0], wide(0)-8)
+	}
+	for _, line := range reading {
+		part(wide(utf8.RuneCountInString(line)+8), 1, func(c *canvas) { c.text(8, 0, c.w, plain, line) })
+	}
 	for n := range s.panels() {
 		t := s.panel(n, n != panelFindings, columns80)
 		t.still = true
