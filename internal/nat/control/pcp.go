@@ -71,6 +71,9 @@ func (c *portControl) use(file *rulefile.File) error {
 		return errors.Join(err, openErr)
 	}
 	c.engine = e
+	if loadErr := e.ReadyForLeases(); loadErr != nil {
+		return errors.Join(err, loadErr, c.drop())
+	}
 	server := pcp.New(c, pcp.Config{MinLifetime: file.PCP.MinLifetime, MaxLifetime: file.PCP.MaxLifetime, Rate: pcp.DefaultRate})
 	server.Count = func(protocol, opcode, result string) { c.counts[portRequest{protocol, opcode, result}]++ }
 	c.server = server

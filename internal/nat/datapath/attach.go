@@ -36,7 +36,7 @@ const (
 // IsProgram reports whether a program of that name at a hook is natkit's: of an engine or of
 // an accelerator, perhaps one that was taken off and is still there for a moment.
 func IsProgram(name string) bool {
-	return !slices.Contains(ofEvery, name) && slices.ContainsFunc(slices.Concat(objects, accelObjects), func(o object) bool {
+	return name != leaseAsk && !slices.Contains(ofEvery, name) && slices.ContainsFunc(slices.Concat(objects, accelObjects), func(o object) bool {
 		return slices.Contains(o.programs, name)
 	})
 }

@@ -77,8 +77,9 @@ const (
 )
 
 // ofEvery are the programs that every engine has. Those of hooks are loaded when an interface
-// needs them (need): the kernel checks each for a tenth of a second of a processor's time.
-var ofEvery = []string{gcStart, gcStop, portsChange, blocksAdopt, blocksKeep, leaseAsk}
+// needs them (need), lease_ask by who answers requests (ReadyForLeases): the kernel checks each for
+// a tenth of a second of a processor's time.
+var ofEvery = []string{gcStart, gcStop, portsChange, blocksAdopt, blocksKeep}
 
 // ABIError says that an instance was made by a natkit whose maps this one does not know.
 type ABIError struct {

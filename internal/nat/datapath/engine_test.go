@@ -203,6 +203,9 @@ func TestProgramsOnDemand(t *testing.T) {
 	if before == nil {
 		t.Fatal("program tc_both is not pinned")
 	}
+	if e.programs[leaseAsk] != nil {
+		t.Error("an engine that nobody asks for explicit mappings has lease_ask")
+	}
 	if _, err := e.Upgrade(); err != nil {
 		t.Fatal(err)
 	}

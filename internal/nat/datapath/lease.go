@@ -82,6 +82,15 @@ func (e *Engine) EndLease(q *LeaseRequest) (LeaseResult, error) {
 	return result, err
 }
 
+// ReadyForLeases loads what makes and ends explicit mappings, so that the first request does not
+// wait for it. The program is this process's and lasts as long as e: packets don't need it.
+func (e *Engine) ReadyForLeases() error {
+	if e.programs[leaseAsk] != nil {
+		return nil
+	}
+	return e.load(e.Size(), []string{leaseAsk})
+}
+
 func (e *Engine) askLease(q *LeaseRequest, op abiNatLeaseOp) (netip.AddrPort, LeaseResult, error) {
 	r := abiNatLeaseRequest{
 		Key:      abiNatLeaseKey{Internal: abiNatMappingKey{Addr: octets(q.Inside.Addr()), Port: bigEndian(q.Inside.Port())}},
@@ -120,6 +129,9 @@ func (e *Engine) askLease(q *LeaseRequest, op abiNatLeaseOp) (netip.AddrPort, Le
 	data := make([]byte, leaseFrame, leaseFrame+binary.Size(r))
 	data, err := binary.Append(data, binary.NativeEndian, &r)
 	if err != nil {
+		return netip.AddrPort{}, 0, err
+	}
+	if err := e.ReadyForLeases(); err != nil {
 		return netip.AddrPort{}, 0, err
 	}
 	back := make([]byte, len(data))
