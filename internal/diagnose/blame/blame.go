@@ -96,7 +96,7 @@ func (w *walker) hook(at hook, device string) bool {
 			chains = append(chains, i)
 		}
 	}
-	slices.SortStableFunc(chains, func(a, b int) int { return cmp.Compare(w.s.Chains[a].Priority, w.s.Chains[b].Priority) })
+	slices.SortStableFunc(chains, w.before)
 	for _, i := range chains {
 		c := &w.s.Chains[i]
 		if c.Walk == nil && c.Policy != "drop" && len(c.DropRules) == 0 {
@@ -114,6 +114,41 @@ func (w *walker) hook(at hook, device string) bool {
 		}
 	}
 	return true
+}
+
+// before orders base chains of a hook as packets meet them. Of one priority the one that was registered last
+// comes first (Linux net/netfilter/core.c, nf_hook_entries_grow): the hooks tell, where they were read. nftables
+// lists chains as they were made; when a table of iptables-legacy was registered its rules do not tell.
+func (w *walker) before(a, b int) int {
+	x, y := &w.s.Chains[a], &w.s.Chains[b]
+	if n := cmp.Compare(x.Priority, y.Priority); n != 0 {
+		return n
+	}
+	if i, j := w.registered(x), w.registered(y); i >= 0 && j >= 0 && i != j {
+		return cmp.Compare(i, j)
+	}
+	if x.Backend == "nft" && y.Backend == "nft" {
+		return cmp.Compare(b, a)
+	}
+	return 0
+}
+
+// registered is the place of a base chain among the hooks, -1 where they do not tell.
+func (w *walker) registered(c *snapshot.Chain) int {
+	family := c.Family
+	switch {
+	case family == "ip", family == "inet" && w.p.dest.Addr().Is4():
+		family = "ipv4"
+	case family == "ip6", family == "inet":
+		family = "ipv6"
+	}
+	owner := "nf_tables"
+	if c.Backend == "iptables-legacy" {
+		owner = "iptables"
+	}
+	return slices.IndexFunc(w.s.Hooks, func(h snapshot.Hook) bool {
+		return h.Hook == c.Hook && h.Priority == c.Priority && h.Owner == owner && h.Chain == c.Table+"/"+c.Name && h.Family == family
+	})
 }
 
 // maxJumps bounds the walk; the kernel's own limit is on the depth.

@@ -141,6 +141,39 @@ func TestFollow(t *testing.T) {
 	}
 }
 
+// Of chains with one priority, packets meet the one first that was registered last: as the hooks tell, and
+// without them as the chains are listed, by back end.
+func TestOfOnePriority(t *testing.T) {
+	of := func(backend, family, table string) snapshot.Chain {
+		c := chainOf("FORWARD", "forward", "drop", 0)
+		c.Backend, c.Family, c.Table = backend, family, table
+		return c
+	}
+	chains := []snapshot.Chain{of("nft", "inet", "old"), of("nft", "ip", "new"), of("iptables-legacy", "ip", "filter")}
+	hook := func(owner, chain string) snapshot.Hook {
+		return snapshot.Hook{Family: "ipv4", Hook: "forward", Owner: owner, Chain: chain + "/FORWARD"}
+	}
+	for _, tt := range []struct {
+		name   string
+		chains []snapshot.Chain
+		hooks  []snapshot.Hook
+		want   string
+	}{
+		{"made last", chains[:2], nil, "new"},
+		{"registered last", chains[:2], []snapshot.Hook{hook("nf_tables", "old"), hook("nf_tables", "new")}, "old"},
+		{"iptables, registered last", chains, []snapshot.Hook{hook("iptables", "filter"), hook("nf_tables", "new"), hook("nf_tables", "old")}, "filter"},
+		{"iptables, registered first", chains, []snapshot.Hook{hook("nf_tables", "new"), hook("nf_tables", "old"), hook("iptables", "filter")}, "new"},
+		{"hooks of another family", chains[:2], []snapshot.Hook{{Family: "ipv6", Hook: "forward", Owner: "nf_tables", Chain: "old/FORWARD"}, hook("nf_tables", "new")}, "new"},
+	} {
+		s := machine(tt.chains...)
+		s.Hooks = tt.hooks
+		a := Follow(s, snapshot.Drop{Interface: "eth1"}, syn)
+		if len(a.Droppers) != 1 || a.Droppers[0].Chain.Table != tt.want {
+			t.Errorf("%s: %+v, want the policy of table %s", tt.name, a.Droppers, tt.want)
+		}
+	}
+}
+
 func TestAccepting(t *testing.T) {
 	s := machine(chainOf("fw", "forward", "drop", 0, rule("accept", when("iifname", "eth9")), rule("accept", when("iifname", "eth9"), when("tcp dport", "22")), rule("accept", when("tcp dport", "443"))))
 	got := Accepting(s, snapshot.Drop{}, syn, func(m snapshot.Match) bool { return slices.Contains(m.Values, "eth9") })
