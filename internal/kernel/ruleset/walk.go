@@ -4,6 +4,7 @@ package ruleset
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -24,8 +25,8 @@ func (u Universe) Index(name string) uint32 {
 	return uint32(len(u))
 }
 
-// ranges of the interfaces of that name or pattern.
-func (u Universe) ranges(name string) Ranges {
+// Ranges of the interfaces of that name or pattern.
+func (u Universe) Ranges(name string) Ranges {
 	base, pattern := strings.CutSuffix(name, "*")
 	if !pattern {
 		k := u.Index(name)
@@ -554,8 +555,8 @@ func (w *Walker) variables(fields []Field, r *Rule) []int {
 		switch {
 		case f.Kind == DestinationLocal && w.Local == nil:
 			f.Key, f.Mod = "local", 2
-		case f.Kind == Mark:
-			f.Key, f.Mod = "mark", math.MaxUint32
+		case f.Kind == Mark: // the bits that a mask leaves; what two masks leave may have any values together
+			f.Key, f.Mod = fmt.Sprintf("mark & %#x", f.Mask), math.MaxUint32
 		case f.Kind == Unknown:
 			f.Mod = 2
 		case f.Kind != Draw:
@@ -618,7 +619,7 @@ func (w *Walker) ranges(s state, f Field, v Value) Ranges {
 	}
 	switch f.Kind {
 	case In, Out:
-		return w.Universe.ranges(v.Name)
+		return w.Universe.Ranges(v.Name)
 	case Mark:
 		if s.Mark.Unknown {
 			return Ranges{{v.First, v.Last}}

@@ -128,16 +128,66 @@ func (i *importer) undestined(regions []ruleset.Region) []ruleset.Region {
 	return out
 }
 
-// marksElsewhere reports whether rules outside of NAT set marks, which NAT rules then see.
+// marksElsewhere reports whether chains that are not of type nat set marks, which NAT rules then see. One table
+// may have both.
 func (i *importer) marksElsewhere() bool {
+	aside := chainsBehind(i.bases(false)...)
 	for r := range i.set.Rules {
 		for _, s := range r.Statements {
-			if m, ok := s.(ruleset.SetMark); ok && !i.isNAT(r.Chain.Table) && (m.Unknown || m.And != 0 || m.Xor != 0) {
+			if m, ok := s.(ruleset.SetMark); ok && (aside[r.Chain] || !i.isNAT(r.Chain.Table)) && (m.Unknown || m.And != 0 || m.Xor != 0) {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// chainsBehind are the chains that packets get to from some chains, and these.
+func chainsBehind(from ...*ruleset.Chain) map[*ruleset.Chain]bool {
+	seen := map[*ruleset.Chain]bool{}
+	var visit func(c *ruleset.Chain)
+	visit = func(c *ruleset.Chain) {
+		if c == nil || seen[c] {
+			return
+		}
+		seen[c] = true
+		for _, r := range c.Rules {
+			for _, to := range leadsTo(r) {
+				visit(c.Table.Chain(to))
+			}
+		}
+	}
+	for _, c := range from {
+		visit(c)
+	}
+	return seen
+}
+
+// bases are the base chains that are of type nat, or those that are not.
+func (i *importer) bases(nat bool) (out []*ruleset.Chain) {
+	for _, t := range i.set.Tables {
+		for _, c := range t.Chains {
+			if c.Hook != "" && (c.Type == "nat") == nat {
+				out = append(out, c)
+			}
+		}
+	}
+	return out
+}
+
+// leadsTo are the chains that a rule may send packets to.
+func leadsTo(r *ruleset.Rule) (names []string) {
+	for _, s := range r.Statements {
+		switch x := s.(type) {
+		case ruleset.Verdict:
+			names = append(names, x.Chain)
+		case ruleset.VerdictMap:
+			for _, e := range x.Elements {
+				names = append(names, e.Verdict.Chain)
+			}
+		}
+	}
+	return names
 }
 
 // isNAT reports whether the table has a NAT chain.

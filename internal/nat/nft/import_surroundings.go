@@ -15,6 +15,7 @@ import (
 // surroundings names it.
 func (i *importer) surroundings() {
 	i.sleeping()
+	i.patterns()
 	reached := i.reached()
 	for r := range i.set.Rules {
 		switch {
@@ -42,6 +43,69 @@ func (i *importer) sleeping() {
 				Why: "has a flag that this version of nft does not list rightly. Run \"nft list table " + name + "\": if it shows \"flags dormant\", the table's rules do nothing, and the rule file must not have them"})
 		}
 	}
+}
+
+// patterns names rules that translate for interfaces by a pattern that none with a name here fits: no packet of the
+// walk meets them.
+func (i *importer) patterns() {
+	reached := chainsBehind(i.bases(true)...)
+	for r := range i.set.Rules {
+		if r.IPv6 || !reached[r.Chain] || !i.translatesBehind(r) {
+			continue
+		}
+		for _, pattern := range linkPatterns(r) {
+			if len(i.only(i.universe.Ranges(pattern))) == 0 {
+				i.lost(r, "is for interfaces %s, and no interface of that name is known: name them with --inside and --outside", pattern)
+			}
+		}
+	}
+}
+
+// translatesBehind reports whether a rule translates, or leads to one that does.
+func (i *importer) translatesBehind(r *ruleset.Rule) bool {
+	if translates(r) {
+		return true
+	}
+	var chains []*ruleset.Chain
+	for _, name := range leadsTo(r) {
+		chains = append(chains, r.Chain.Table.Chain(name))
+	}
+	for c := range chainsBehind(chains...) {
+		if slices.ContainsFunc(c.Rules, translates) {
+			return true
+		}
+	}
+	return false
+}
+
+// linkPatterns are the patterns by which a rule asks for interfaces, but for those that they must not have.
+func linkPatterns(r *ruleset.Rule) (patterns []string) {
+	add := func(fields []ruleset.Field, key ruleset.Tuple) {
+		for k, f := range fields {
+			if (f.Kind == ruleset.In || f.Kind == ruleset.Out) && k < len(key) && len(key[k].Name) > 1 && strings.HasSuffix(key[k].Name, "*") && !slices.Contains(patterns, key[k].Name) {
+				patterns = append(patterns, key[k].Name)
+			}
+		}
+	}
+	for _, s := range r.Statements {
+		switch x := s.(type) {
+		case ruleset.Match:
+			for _, v := range x.Values {
+				if !x.Not {
+					add(x.Fields, v)
+				}
+			}
+		case ruleset.VerdictMap:
+			for _, e := range x.Elements {
+				add(x.Fields, e.Key)
+			}
+		case ruleset.Translate:
+			for _, c := range x.Choices {
+				add(x.Fields, c.Key)
+			}
+		}
+	}
+	return patterns
 }
 
 // reached are the rules that items come from.

@@ -256,3 +256,77 @@ func FuzzImport(f *testing.F) {
 		}
 	})
 }
+
+// One table may have chains of type nat and others: what these set of marks, NAT rules see.
+func TestImportMarksOfOneTable(t *testing.T) {
+	rules := func(mark string) []byte {
+		return asJSON(t, []byte(`table inet fw {
+	chain marks {
+		`+mark+`
+	}
+	chain mangle {
+		type filter hook forward priority mangle; policy accept;
+		ip saddr 10.0.9.0/24 jump marks
+	}
+	chain srcnat {
+		type nat hook postrouting priority srcnat; policy accept;
+		meta mark != 0x1 oifname "eth0" ip saddr 10.0.0.0/16 masquerade
+	}
+}
+`))
+	}
+	const differs = "depends on a mark that other tables set"
+	for mark, want := range map[string]bool{"meta mark set 0x1": true, "counter": false} {
+		if got := importText("x", rules(mark)); strings.Contains(got, differs) != want {
+			t.Errorf("%s: %s", mark, got)
+		}
+	}
+}
+
+// A rule for interfaces by a pattern is for those that are named and fit it. Where none does, that is said.
+func TestImportPatterns(t *testing.T) {
+	const rules = `*nat
+:PREROUTING ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:VPN - [0:0]
+-A POSTROUTING -s 10.0.0.0/24 -o eth+ -j MASQUERADE
+-A POSTROUTING -s 10.0.1.0/24 -o ppp+ -j MASQUERADE
+-A POSTROUTING -s 10.0.2.0/24 ! -o tun+ -j MASQUERADE
+-A POSTROUTING -o wg+ -j VPN
+-A POSTROUTING -o lxc+ -j ACCEPT
+-A VPN -s 10.0.3.0/24 -j MASQUERADE
+COMMIT
+`
+	got := importText("x", []byte(rules))
+	for part, want := range map[string]bool{
+		"masquerade: 10.0.0.0/24, out: eth0": true, "masquerade: 10.0.2.0/24": true,
+		"lost=true -A POSTROUTING -s 10.0.1.0/24 -o ppp+ -j MASQUERADE: is for interfaces ppp*": true,
+		"lost=true -A POSTROUTING -o wg+ -j VPN: is for interfaces wg*":                         true,
+		"tun*": false, "lxc": false, "eth*": false,
+	} {
+		if strings.Contains(got, part) != want {
+			t.Errorf("%q is there: %v, want %v", part, !want, want)
+		}
+	}
+	if t.Failed() {
+		t.Log(got)
+	}
+}
+
+// Conditions on different bits of a mark that other tables set do not exclude each other.
+func TestImportMasks(t *testing.T) {
+	const rules = `*mangle
+:PREROUTING ACCEPT [0:0]
+-A PREROUTING -i eth1 -j MARK --set-xmark 0x3/0xffffffff
+COMMIT
+*nat
+:POSTROUTING ACCEPT [0:0]
+-A POSTROUTING -m mark --mark 0x1/0xff -j ACCEPT
+-A POSTROUTING -s 10.0.0.0/24 -o eth0 -m mark --mark 0x1/0x1 -j MASQUERADE
+COMMIT
+`
+	got := importText("x", []byte(rules))
+	if want := "-m mark --mark 0x1/0x1 -j MASQUERADE: depends on a mark"; !strings.Contains(got, want) {
+		t.Errorf("%s\nwant %q", got, want)
+	}
+}
