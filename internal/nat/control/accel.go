@@ -163,7 +163,7 @@ func (p *AccelPlan) gather(o AccelOptions) error {
 			if err != nil {
 				return fmt.Errorf("what %q is a port of: %w", name, err)
 			}
-			return fmt.Errorf("interface %q is a port of %q, which has the addresses: name that", name, above.Attrs().Name)
+			return belowError(name, above)
 		}
 		place := place(l, p.record.Attach)
 		if foreign := foreignXDP(l); place.XDP && foreign != "" {
@@ -196,6 +196,14 @@ func (p *AccelPlan) gather(o AccelOptions) error {
 		p.Warnings = append(p.Warnings, "flows that come in or leave by another interface than "+o.Interfaces[0]+" go through the stack: name those too")
 	}
 	return errors.Join(p.gatherTCP(o), p.gatherFlows(o))
+}
+
+// belowError refuses an interface that has another above it. One in a VRF has the addresses itself.
+func belowError(name string, above netlink.Link) error {
+	if above.Type() == "vrf" {
+		return fmt.Errorf("interface %q is in the VRF %q: acceleration is for interfaces without one; flows that come in or leave by it go through the stack as before", name, above.Attrs().Name)
+	}
+	return fmt.Errorf("interface %q is a port of %q, which has the addresses: name that", name, above.Attrs().Name)
 }
 
 func (p *AccelPlan) gatherTCP(o AccelOptions) error {

@@ -5,6 +5,7 @@ package control
 import (
 	"errors"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -46,5 +47,16 @@ func TestAccelForbiddenWay(t *testing.T) {
 	there.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 	if _, from, err := there.ReadFrom(make([]byte, 2048)); err == nil {
 		t.Errorf("a datagram of %v took it", from)
+	}
+}
+
+// An interface in a VRF has the addresses itself: to name the VRF in its place would accelerate nothing.
+func TestAccelBelow(t *testing.T) {
+	attrs := netlink.LinkAttrs{Name: "blue"}
+	for _, above := range []netlink.Link{&netlink.Vrf{LinkAttrs: attrs}, &netlink.Bridge{LinkAttrs: attrs}, &netlink.Bond{LinkAttrs: attrs}} {
+		vrf := above.Type() == "vrf"
+		if text := belowError("in", above).Error(); strings.Contains(text, "name that") == vrf || strings.Contains(text, `in the VRF "blue"`) != vrf {
+			t.Errorf("%s: %s", above.Type(), text)
+		}
 	}
 }
