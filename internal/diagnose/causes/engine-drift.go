@@ -49,10 +49,11 @@ func judgeEngineDrift(f facts) *verdict {
 	}
 	v := &verdict{impact: float64(len(drift))}
 	v.Severity = Warning
-	if slices.ContainsFunc(drift, func(d snapshot.EngineDrift) bool { return d.Stops }) {
-		v.Severity = Critical
+	first := drift[0]
+	if i := slices.IndexFunc(drift, func(d snapshot.EngineDrift) bool { return d.Stops }); i >= 0 {
+		v.Severity, first = Critical, drift[i]
 	}
-	v.Title = fmt.Sprintf("engine %s is out of date: %s", e.Kind, drift[0].What)
+	v.Title = fmt.Sprintf("engine %s is out of date: %s", e.Kind, first.What)
 	waits := true
 	for _, d := range drift {
 		v.Evidence = append(v.Evidence, Evidence{"changed since the rules were applied", d.What, "natkit status"})

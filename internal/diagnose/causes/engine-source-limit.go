@@ -57,11 +57,14 @@ func judgeEngineSourceLimit(f facts) *verdict {
 	name, source := "an internal host", ""
 	if who != nil {
 		name, source = who.Name(), " --source "+who.Hosts()
+		if float64(who.Refused[limit.reason]) < countedMost*float64(lost) {
+			name += " and others"
+		}
 	}
 	key, allowed, remedy := f.raiseLimit(limit.key, who)
 	v := &verdict{impact: float64(lost)}
 	v.Severity = Warning
-	v.Title = fmt.Sprintf("%s reached %s: the engine dropped %s %s", name, key, number(lost, "packet"), f.window())
+	v.Title = titled(fmt.Sprintf("%s reached %s: the engine dropped %s", name, key, number(lost, "packet")), " "+f.window())
 	v.Evidence = append(f.engineEvidence(), f.countedEvidence(limit.reason)...)
 	if who != nil {
 		v.Evidence = append(v.Evidence, f.subscriberEvidence(who)...)

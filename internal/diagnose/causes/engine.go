@@ -60,11 +60,10 @@ func (f facts) editLimit(key string, from, to uint64) []string {
 	case e.Lines[key] > 0:
 		return []string{fmt.Sprintf("sed -i -E '%ds/\\b%s: *%d\\b/%s: %d/' %s", e.Lines[key], key, from, key, to, file)}
 	case e.Lines["limits"] == 0:
-		return []string{fmt.Sprintf("printf 'limits: {%s: %d}\\n' >> %s", key, to, file)}
+		return []string{fmt.Sprintf("printf '\\nlimits: {%s: %d}\\n' >> %s", key, to, file)}
 	}
-	// limits is written in one line, or in several.
-	line := e.Lines["limits"]
-	return []string{fmt.Sprintf("sed -i -e '%ds/{/{%s: %d, /;t' -e '%da\\  %s: %d' %s", line, key, to, line, key, to, file)}
+	// limits is written in one line, or in several, of which the first shows how far they are indented.
+	return []string{fmt.Sprintf(`sed -i -E '%d{/\{/{s/\{/{%s: %d, /;b;};:a;n;/^ *(#|$)/ba;s/^( *)/\1%s: %d\n\1/}' %s`, e.Lines["limits"], key, to, key, to, file)}
 }
 
 // onFile is a command about the rule file in use.

@@ -260,3 +260,31 @@ func TestEngineRemedies(t *testing.T) {
 		}
 	}
 }
+
+// A title has what the facts show: who of several was refused what, and of several changes one that stops packets.
+func TestEngineTitles(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(s *snapshot.Snapshot)
+		want   string
+	}{
+		"one host": {examples["engine-source-limit"], "192.168.1.20 reached sessions_per_source (200): the engine dropped 80 packets in 10 s"},
+		"many hosts": {func(s *snapshot.Snapshot) { examples["engine-source-limit"](s); s.Engine.Packets["source-limit"] = 800 },
+			"192.168.1.20 and others reached sessions_per_source (200): the engine dropped 800 packets"},
+		"one pool": {examples["port-blocks-exhausted"], "pool cgn has too few port blocks: the engine dropped 40 packets in 10 s"},
+		"two pools": {func(s *snapshot.Snapshot) {
+			examples["port-blocks-exhausted"](s)
+			s.Engine.Packets["no-block"] = 70
+			s.Engine.Pools = append(s.Engine.Pools, snapshot.EnginePool{Name: "b", BlockSize: 512, BlocksUsed: 9, Refused: map[string]uint64{"no-block": 30}})
+		}, "pool cgn has too few port blocks: the engine dropped 40 packets in 10 s"},
+		"the change that stops packets": {func(s *snapshot.Snapshot) {
+			examples["engine-drift"](s)
+			slices.Reverse(s.Engine.Drift)
+		}, "engine ebpf is out of date: interface eth0 was recreated and carries no program"},
+	} {
+		s := gateway()
+		tt.change(s)
+		if found := Judge(s); len(found) == 0 || found[0].Title != tt.want {
+			t.Errorf("%s: %s, want %q", name, titles(found), tt.want)
+		}
+	}
+}

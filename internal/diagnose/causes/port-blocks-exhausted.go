@@ -46,6 +46,11 @@ func judgePortBlocks(f facts) *verdict {
 	if p == nil {
 		return nil
 	}
+	counted := f.countedEvidence("no-block")
+	if n := p.Refused["no-block"]; float64(n) < countedMost*float64(lost) && n > 0 {
+		counted = append(counted, Evidence{"of them, of pool " + p.Name, fmt.Sprint(n), "natkit subscribers"})
+		lost = n
+	}
 	v := &verdict{impact: float64(lost)}
 	all := saturate(p.BlocksUsed, p.BlocksFree)
 	switch {
@@ -59,7 +64,7 @@ func judgePortBlocks(f facts) *verdict {
 	default:
 		return nil
 	}
-	v.Evidence = append(f.engineEvidence(), f.countedEvidence("no-block")...)
+	v.Evidence = append(f.engineEvidence(), counted...)
 	v.Evidence = append(v.Evidence,
 		Evidence{"port blocks of pool " + p.Name, fmt.Sprintf("%d used, %d of %d ports free", p.BlocksUsed, p.BlocksFree, p.BlockSize), "natkit status"},
 		Evidence{"subscribers of the pool", fmt.Sprintf("%d, with %s in use or in hold-down", p.Subscribers, number(p.Taken, "port")), "natkit subscribers"})

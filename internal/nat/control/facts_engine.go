@@ -90,17 +90,21 @@ func (ebpfEngine) facts(ns *netns.Handle, before *snapshot.Engine, whole bool) (
 	out.Mappings, out.MappingsMax = uint64(s.Stats.Mappings), uint64(s.Limits.MappingLimit())
 	out.PerSource, out.SourcesMax = uint64(s.Limits.SessionsPerSource), uint64(s.Limits.Sources)
 	out.Addresses = addressFacts(s)
-	out.Lines = map[string]int{}
-	for key, n := range map[string]int{"sessions": s.Limits.Sessions, "mappings": s.Limits.MappingLimit(), "sources": s.Limits.Sources, "sessions_per_source": s.Limits.SessionsPerSource} {
-		if line := lineOf(s.text, fmt.Sprintf(`\b%s: *%d\b`, key, n)); line > 0 {
-			out.Lines[key] = line
-		}
-	}
-	if line := lineOf(s.text, `^limits:`); line > 0 {
-		out.Lines["limits"] = line
-	}
+	out.Lines = s.limitLines()
 	out.HoldDown = s.file.Defaults.Timeouts[rulefile.TimeoutHoldDown].Seconds()
 	return out, s.subscriberFacts(ns, out, before, whole)
+}
+
+// limitLines are the line of limits in the rule file, and those of single limits that it names below: classes of
+// subscribers have limits of the same names.
+func (s *Status) limitLines() map[string]int {
+	limits, l := lineOf(s.text, `^limits:`), s.Limits
+	if limits == 0 {
+		return map[string]int{}
+	}
+	lines := s.keyLines(limits, map[string]int{"sessions": l.Sessions, "mappings": l.MappingLimit(), "sources": l.Sources, "sessions_per_source": l.SessionsPerSource})
+	lines["limits"] = limits
+	return lines
 }
 
 // lineOf is the line of a rule file on which a pattern stands, outside of comments.
@@ -147,6 +151,30 @@ func ruleFacts(file *rulefile.File, text string) (out []snapshot.EngineRule) {
 	return out[:min(len(out), snapshot.MaxTargets)]
 }
 
+// portsLine is the line of the rule file that gives an address its ports: of the pool or the rule that names it, or of the
+// first with these ports.
+func (s *Status) portsLine(a AddressStatus) int {
+	pattern := fmt.Sprintf(`\bports: *%d-%d\b`, a.FirstPort, a.LastPort)
+	from := 0
+	for i := range s.file.Rules {
+		if r, ok := s.file.Rules[i].Action.(rulefile.SNAT); ok && r.Pool == "" && r.Address == a.Address {
+			from = s.file.Rules[i].Position.Line
+		}
+	}
+	for i := range s.file.Pools {
+		if s.file.Pools[i].Contains(a.Address) {
+			from = s.file.Pools[i].Position.Line
+		}
+	}
+	if from == 0 {
+		return lineOf(s.text, pattern)
+	}
+	if line := lineFrom(s.text, from, pattern); line < s.entryEnd(from) {
+		return line
+	}
+	return 0
+}
+
 // addressFacts are the external addresses with ports, fewest free first.
 func addressFacts(s *Status) (out []snapshot.EngineAddress) {
 	for _, a := range s.Addresses {
@@ -156,7 +184,7 @@ func addressFacts(s *Status) (out []snapshot.EngineAddress) {
 		out = append(out, snapshot.EngineAddress{
 			Addr: a.Address, Ports: snapshot.PortRange{Min: a.FirstPort, Max: a.LastPort}, Given: uint64(a.Ports),
 			FreeTCP: uint64(a.FreeTCP), FreeUDP: uint64(a.FreeUDP), FreeICMP: uint64(a.FreeICMP),
-			Line: lineOf(s.text, fmt.Sprintf(`\bports: *%d-%d\b`, a.FirstPort, a.LastPort)),
+			Line: s.portsLine(a),
 		})
 	}
 	slices.SortStableFunc(out, func(a, b snapshot.EngineAddress) int {

@@ -32,7 +32,28 @@ func (s *Status) subscriberFacts(ns *netns.Handle, out, before *snapshot.Engine,
 // refusedKey is what stays of a subscriber between two readings.
 type refusedKey struct {
 	addr netip.Addr
+	link string // where the addresses behind interfaces may be the same
 	pool string
+}
+
+// refusedEarlier are what subscribers had been refused at an earlier reading.
+type refusedEarlier map[refusedKey]map[string]uint64
+
+func refusedBefore(before *snapshot.Engine) refusedEarlier {
+	was := refusedEarlier{}
+	if before != nil {
+		for _, src := range before.Sources {
+			was[refusedKey{src.Addr, src.Interface, src.Pool}] = src.Refused
+		}
+	}
+	return was
+}
+
+// since leaves of what a subscriber was refused what it was refused after that.
+func (r refusedEarlier) since(sub *Subscriber) {
+	if earlier := r[refusedKey{sub.Of.Addr(), sub.Interface, sub.Pool}]; earlier != nil {
+		sub.Refused = increases(earlier, sub.Refused)
+	}
 }
 
 func (s *Status) readSubscriberFacts(e *datapath.Engine, out, before *snapshot.Engine, whole bool) error {
@@ -42,19 +63,12 @@ func (s *Status) readSubscriberFacts(e *datapath.Engine, out, before *snapshot.E
 	if !whole {
 		busiest.most = 0
 	}
-	was := map[refusedKey]map[string]uint64{}
-	if before != nil {
-		for _, src := range before.Sources {
-			was[refusedKey{src.Addr, src.Pool}] = src.Refused
-		}
-	}
+	was := refusedBefore(before)
 	totals := map[string]*SubscriberTotal{}
 	err := s.books.each(e, func(sub *Subscriber) bool {
 		out.Subscribers++
 		total(totals, sub.Pool, sub)
-		if earlier := was[refusedKey{sub.Of.Addr(), sub.Pool}]; earlier != nil {
-			sub.Refused = increases(earlier, sub.Refused)
-		}
+		was.since(sub)
 		refused.add(sub)
 		busiest.add(sub)
 		return true
