@@ -472,7 +472,12 @@ func (f facts) spare(victims ruleVictims, suspects []culprit, sure bool) (remedy
 
 // spareFrom is what to do about the rule that dropped packets.
 func (f facts) spareFrom(s culprit) (remedy []string) {
-	remedy = append(remedy, "# show the rule:", f.run(listChain(*s.Chain)))
+	tool := iptables(*s.Chain)
+	show := listChain(*s.Chain)
+	if tool != "" && s.Rule != nil && s.Rule.Number > 0 {
+		show = fmt.Sprintf("%s -t %s -S %s %d", tool, quote(s.Chain.Table), quote(s.Chain.Name), s.Rule.Number)
+	}
+	remedy = append(remedy, "# show the rule:", f.run(show))
 	if f.ofEngine(*s.Chain) {
 		return append(remedy, fmt.Sprintf("# natkit made this table from %s: it drops packets for external addresses that no rule translates. If this traffic is wanted, add a rule there:", f.Engine.File),
 			f.natkit("rules"))
@@ -480,7 +485,6 @@ func (f facts) spareFrom(s culprit) (remedy []string) {
 	if s.Rule == nil {
 		return append(remedy, "# nothing there accepts this traffic. If it is wanted, add a rule that accepts it, by its addresses and ports, where your firewall keeps its own")
 	}
-	tool := iptables(*s.Chain)
 	for _, e := range f.metElements(s) {
 		if e.set.Backend == "ipset" {
 			remedy = append(remedy, "# if this traffic is wanted, remove the element from the set; the rule stays:", f.run("ipset del "+quote(e.set.Name)+" "+quote(ipsetElement(e.element))))
@@ -504,12 +508,30 @@ func (f facts) spareFrom(s culprit) (remedy []string) {
 	remedy = append(remedy, "# if this traffic is wanted, "+ways+":")
 	switch {
 	case tool != "" && s.Rule.Number > 0:
-		return append(remedy, f.run(fmt.Sprintf("%s -t %s -D %s %d", tool, quote(s.Chain.Table), quote(s.Chain.Name), s.Rule.Number)))
+		return append(remedy, f.deleteNumbered(tool, s))
 	case s.Rule.Handle != 0:
 		return append(remedy, f.run(fmt.Sprintf("nft delete rule %s %s %s handle %d", s.Chain.Family, quote(s.Chain.Table), quote(s.Chain.Name), s.Rule.Handle)))
 	}
 	remedy[len(remedy)-1] = fmt.Sprintf("# if this traffic is wanted, %s by the handle that the list shows: nft delete rule %s %s %s handle N", ways, s.Chain.Family, s.Chain.Table, s.Chain.Name)
 	return remedy
+}
+
+// deleteNumbered deletes a rule of iptables by its number, if that is still its number: it is another rule's when rules
+// before it were added or removed since. A rule is deleted by its text only as a whole, and comments are not read.
+func (f facts) deleteNumbered(tool string, s culprit) string {
+	table, chain, n := quote(s.Chain.Table), quote(s.Chain.Name), s.Rule.Number
+	del := f.run(fmt.Sprintf("%s -t %s -D %s %d", tool, table, chain, n))
+	if !strings.HasPrefix(s.Rule.Text, "-A ") || slices.ContainsFunc(s.Rule.Matches, func(m snapshot.Match) bool { return !spelledOut(m) }) {
+		return del
+	}
+	return f.run(fmt.Sprintf("%s -t %s -S %s %d", tool, table, chain, n)) + ` | sed -E 's/ -m comment --comment ("([^"\\]|\\.)*"|[^ ]+)//' | grep -qxFe ` + quote(s.Rule.Text) +
+		" && " + del + fmt.Sprintf(" || echo rule %d is another one now", n)
+}
+
+// spelledOut says whether the text of a condition of iptables is all of it.
+func spelledOut(m snapshot.Match) bool {
+	words := strings.Fields(m.Text)
+	return len(words) != 2 && !strings.HasSuffix(m.Text, "...") && !strings.Contains(m.Text, "#") || len(words) == 2 && words[0] != "-m"
 }
 
 // ipsetElement writes an element as ipset(8) takes it: 10.0.0.1,tcp:80.
