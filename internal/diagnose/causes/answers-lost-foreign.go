@@ -32,6 +32,12 @@ func judgeForeignSource(f facts) *verdict {
 		if o.Entries >= implausible || o.Entries < lostFew || !onLink || f.own(o.Addr) || !f.given(o.Addr) || share(min(unanswered, o.Entries), o.Entries) < lostMost {
 			continue
 		}
+		if o.Recent > 0 && share(min(o.Unanswered, o.Recent), o.Recent) < lostMost || o.Recent == 0 && len(t.Outsides) > 1 {
+			continue // they have replies, or others' flows have none
+		}
+		if o.Recent > 0 {
+			recent = min(recent, o.Unanswered)
+		}
 		v := &verdict{impact: float64(recent)}
 		v.Severity = Warning
 		if recent >= lostFew {

@@ -301,7 +301,7 @@ func (f facts) lostHere(b backend) bool {
 		return false
 	}
 	for _, row := range f.Drops.Rows {
-		if row.Benign || row.Reason == "NO_SOCKET" || !f.here(row.Netns) || row.Count >= implausible || row.Count < b.unanswered/2 {
+		if row.Benign || row.Reason == "NO_SOCKET" || !f.here(row.Netns) || row.Count >= implausible || row.Count < b.failed()/2 {
 			continue
 		}
 		for _, sample := range row.Samples {

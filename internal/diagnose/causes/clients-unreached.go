@@ -61,11 +61,11 @@ func judgeClientsUnreached(f facts) *verdict {
 		v.Severity = Critical
 	}
 	v.Title = fmt.Sprintf("%s of %s got a SYN-ACK and did not confirm it in the last %d s", number(worst.recent, "connection"), u.Source, f.recent())
-	link, near := f.linkTo(u.Source)
 	r, asked := f.wayBack(u)
+	link, off := f.offNetwork(r)
 	v.Evidence = f.unreachedEvidence(worst, part)
 	v.Why = "The service replied, and the reply passed connection tracking here. Either it does not reach the client, or the client's confirmation does not pass this machine. Usual reasons: policy routing treats the two directions differently; the neighbour entry for the client, or for the router before it, is wrong; the reply is lost on the path."
-	if asked && near && r.Out != link.Name {
+	if asked && off {
 		v.Title = fmt.Sprintf("replies to %s of %s leave by %s, but it is on %s", number(worst.recent, "connection"), u.Source, r.Out, link.Name)
 		v.Remedy = f.correctRoute(r)
 	} else {
@@ -134,6 +134,14 @@ func (f facts) wayBack(u snapshot.UnansweredUse) (snapshot.RouteAnswer, bool) {
 		}
 	}
 	return snapshot.RouteAnswer{Source: u.Target.Addr(), Dest: u.Source}, false
+}
+
+// offNetwork says whether a route leads to an address by an interface that is not on its network, while another is. Two may
+// be on networks with the same addresses: of VRFs, or by two links to one.
+func (f facts) offNetwork(r snapshot.RouteAnswer) (on snapshot.Interface, off bool) {
+	on, near := f.linkTo(r.Dest)
+	out, _ := f.link(r.Out)
+	return on, near && r.Out != on.Name && !slices.ContainsFunc(out.Addresses, func(p netip.Prefix) bool { return p.IsValid() && p.Masked().Contains(r.Dest) })
 }
 
 // askRoute is the command that asks for a route again.

@@ -29,7 +29,7 @@ var ipForwardOff = Cause{
 	Severities:    []Severity{Advice, Warning, Critical},
 	Needs:         []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:       "Nothing passes the router, or nothing that arrives on one of its interfaces. The rules are right.",
-	Proof:         fmt.Sprintf("Packets for other hosts were dropped during the window (IP_INADDRERRORS at ip_error, Ip.InAddrErrors), forwarding is off for their ingress interface, and the machine is meant to forward: it translates source addresses, or a packet was for a network of another interface. If it has several networks and these packets are %s of all, it is likely meant to forward: a warning. Source NAT with forwarding off and no such packet yet is advice. IPv6 has one setting for all interfaces. It is judged only by its dropped packets (IP_INADDRERRORS at ip6_forward), one of which must be for a network of another interface.", percent(strayShare)),
+	Proof:         fmt.Sprintf("Packets for other hosts were dropped during the window (IP_INADDRERRORS at ip_error, Ip.InAddrErrors), forwarding is off for their ingress interface, and the machine is meant to forward: it translates source addresses, or a packet was for a network of another interface. Where other interfaces do forward, packets for the network that they came from do not count. If it has several networks and these packets are %s of all, it is likely meant to forward: a warning. Source NAT with forwarding off and no such packet yet is advice. IPv6 has one setting for all interfaces. It is judged only by its dropped packets (IP_INADDRERRORS at ip6_forward), one of which must be for a network of another interface.", percent(strayShare)),
 	FalsePositive: "A host that does not forward has it off, and sometimes receives a packet for an address that moved. Redirecting a host's own traffic needs no forwarding.",
 	Cure:          "Set net.ipv4.ip_forward=1, or the interface's own forwarding setting, which overrides it. For IPv6 set net.ipv6.conf.all.forwarding=1; accept_ra=2 keeps what router advertisements configure.",
 	judge:         judgeIPForward,
@@ -103,7 +103,7 @@ func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
 	received, receivedKnown := f.counter("Ip.InReceives")
 	v := &verdict{impact: float64(lost)}
 	switch {
-	case lost > 0 && (f.translatesSources() && w.networks >= 2 || f.meantForOtherLink(w.rows)):
+	case lost > 0 && (f.translatesSources() && w.networks >= 2 && !f.keptOut(w) || f.meantForOtherLink(w.rows)):
 		v.Severity = Critical
 		v.Title = fmt.Sprintf("forwarding is off: %s for other hosts dropped %s", number(lost, "packet"), f.window())
 	case w.known() && lost >= 3 && w.networks >= 2 && receivedKnown && share(lost, received) >= strayShare:
@@ -131,6 +131,25 @@ func judgeForward4(f facts, rows []snapshot.Drop) *verdict {
 	}
 	v.Verify = f.look(f.run("sysctl net.ipv4.ip_forward"), f.natkit("drops --for 10s"))
 	return v
+}
+
+// keptOut says whether somebody keeps interfaces from forwarding beside others that do, and what was lost there are strays:
+// packets for an address of the network that they came from or, where none was seen, few.
+func (f facts) keptOut(w forwardingOff) bool {
+	if len(w.on) == 0 {
+		return false
+	}
+	seen := false
+	for _, row := range w.rows {
+		for _, t := range samples([]snapshot.Drop{row}) {
+			seen = true
+			if to, ok := f.linkTo(t.dest.Addr()); !ok || to.Name != row.Interface {
+				return false
+			}
+		}
+	}
+	part, known := f.receivedShare(w.lost(), w.rows, w.off)
+	return seen || known && part < strayShare
 }
 
 func (w forwardingOff) evidence() (out []Evidence) {

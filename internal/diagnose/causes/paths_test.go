@@ -112,6 +112,15 @@ func TestIPForward(t *testing.T) {
 			off(s)
 			s.Sysctls["net.ipv4.ip_forward"], s.Sysctls["net.ipv4.conf.eth0.forwarding"] = "1", "1"
 		}, full},
+		{"off for one interface, strays for its own network", func(s *snapshot.Snapshot) {
+			off(s)
+			s.Sysctls["net.ipv4.ip_forward"], s.Sysctls["net.ipv4.conf.eth0.forwarding"] = "1", "1"
+			s.Drops.Rows[2].Samples = []string{"tcp 192.168.1.20:4000 -> 192.168.1.9:443 SYN"}
+		}, ""},
+		{"off for one interface, a few that nobody saw", func(s *snapshot.Snapshot) {
+			counterOnly(5)(s)
+			s.Sysctls["net.ipv4.ip_forward"], s.Sysctls["net.ipv4.conf.eth0.forwarding"] = "1", "1"
+		}, ""},
 		{"a router without translation, packet for the other network", func(s *snapshot.Snapshot) {
 			off(s)
 			noNAT(s)

@@ -83,9 +83,9 @@ func (f facts) openedByFew(h halfOpen) (n uint64) {
 // ledAstray says whether replies to half-open connections leave by another interface than their client is on.
 func (f facts) ledAstray() bool {
 	return slices.ContainsFunc(f.Conntrack.Table.Halfway, func(u snapshot.UnansweredUse) bool {
-		link, near := f.linkTo(u.Source)
 		r, asked := f.wayBack(u)
-		return asked && near && r.Out != link.Name
+		_, off := f.offNetwork(r)
+		return asked && off
 	})
 }
 

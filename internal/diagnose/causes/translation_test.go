@@ -409,6 +409,9 @@ func TestBackend(t *testing.T) {
 			s.Conntrack.Table.Targets[0].Protocol, s.Conntrack.Table.Targets[0].Target = "udp", snapshot.EndpointOf(netip.MustParseAddrPort("192.168.1.53:53"))
 		}), "warning " + code},
 		{"syslog, which nobody answers", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) { s.Conntrack.Table.Targets[0].Protocol = "udp" }), ""},
+		{"refused, beside one packet that was dropped", also(code, func(s *snapshot.Snapshot) {
+			s.Drops.Rows = append(s.Drops.Rows, drop(1, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.80:8443 ACK (flow 203.0.113.9:4000 -> 198.51.100.1:443)")))
+		}), "critical " + code},
 		{"a rule here drops what goes there", also(code, silent, seen(0, 60), func(s *snapshot.Snapshot) {
 			s.Drops.Rows = append(s.Drops.Rows, drop(80, snapshot.CauseRule, "eth0", sample("tcp 203.0.113.9:4000 -> 192.168.1.80:8443 SYN (flow 203.0.113.9:4000 -> 198.51.100.1:443)")))
 		}), "advice rule-drop"},

@@ -253,11 +253,11 @@ func TestAnswersLost(t *testing.T) {
 			}
 		}
 	}
-	pool := func(a string) func(*snapshot.Snapshot) {
+	pool := func(a string, unanswered uint64) func(*snapshot.Snapshot) {
 		return func(s *snapshot.Snapshot) {
 			c := chain(s, "postrouting")
 			c.NATRules, c.SNATTo = map[string]int{"snat": 1}, []snapshot.AddrRange{{First: addr(a), Last: addr(a)}}
-			s.Conntrack.Table.Outsides = []snapshot.OutsideUse{{Addr: addr(a), Entries: 40, Recent: 12}}
+			s.Conntrack.Table.Outsides = []snapshot.OutsideUse{{Addr: addr(a), Entries: 40, Recent: 12, Unanswered: unanswered}}
 		}
 	}
 	masked := func(s *snapshot.Snapshot) { s.Conntrack.Table.ByStatus["SNAT"] = 0 }
@@ -278,7 +278,7 @@ func TestAnswersLost(t *testing.T) {
 		{"a private source to a public address", flow(plain, "192.168.1.30", "203.0.113.90:443", 40, 12), "critical answers-lost"},
 		{"not lately", flow(plain, "192.168.1.30", "203.0.113.90:443", 40, 0), "warning answers-lost"},
 		{"no flow of a rule's network is translated", both(masked, small, flow(plain, "192.168.1.30", "10.9.0.2:443", 40, 12)), "warning answers-lost"},
-		{"an address that is nobody's", both(pool("198.51.100.7"), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 40, 12)), "critical answers-lost"},
+		{"an address that is nobody's", both(pool("198.51.100.7", 12), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 40, 12)), "critical answers-lost"},
 		{"nothing is tracked", untracked, "critical answers-lost"},
 		{"answers that find no entry", unmatched, "critical answers-lost"},
 		{"answers that find no entry, beside many connections that are over", both(unmatched, func(s *snapshot.Snapshot) {
@@ -292,8 +292,13 @@ func TestAnswersLost(t *testing.T) {
 		{"a network that is routed here", flow(plain, "192.168.1.30", "10.9.0.2:443", 40, 12), ""},
 		{"two flows", flow(plain, "192.168.1.30", "203.0.113.90:443", 2, 2), ""},
 		{"a public source", flow(plain, "203.0.113.9", "192.0.2.90:443", 40, 12), ""},
-		{"a pool that is routed here", both(pool("192.0.2.7"), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 40, 12)), ""},
-		{"a pool that is answered for", both(pool("198.51.100.7"), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 4, 2)), ""},
+		{"a pool that is routed here", both(pool("192.0.2.7", 12), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 40, 12)), ""},
+		{"a pool that is answered for", both(pool("198.51.100.7", 2), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 4, 2)), ""},
+		{"a pool that is answered for, beside flows of another address that are not", both(pool("198.51.100.7", 1), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 400, 120)), ""},
+		{"an idle pool, beside flows of another address that have no reply", both(pool("198.51.100.7", 0), flow(snapshot.UnansweredUse{SNAT: true}, "192.168.1.30", "203.0.113.90:443", 400, 120), func(s *snapshot.Snapshot) {
+			s.Conntrack.Table.Outsides[0].Recent = 0
+			s.Conntrack.Table.Outsides = append(s.Conntrack.Table.Outsides, snapshot.OutsideUse{Addr: addr("198.51.100.1"), Entries: 9000, Recent: 900})
+		}), ""},
 		{"all entries are gone at once", both(untracked, func(s *snapshot.Snapshot) { s.Chains = s.Chains[:len(s.Chains)-1] }), ""},
 		{"forwarding without rules", both(untracked, func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), ""},
 		{"all was dropped on the way", both(untracked, func(s *snapshot.Snapshot) { s.Counters["Ip.OutTransmits"] = 0 }), ""},
@@ -353,6 +358,11 @@ func TestClientsUnreached(t *testing.T) {
 	f := Judge(s)[0]
 	if want := "leave by eth0, but it is on eth1"; !strings.HasSuffix(f.Title, want) || !slices.Contains(f.Remedy, "ip netns exec blue ip route show table 77") {
 		t.Errorf("led astray: %s, %q", f.Title, f.Remedy)
+	}
+	s.Interfaces = append(s.Interfaces, snapshot.Interface{Name: "eth2", Kind: "device", MTU: 1500, Up: true, Addresses: prefixes("192.168.1.2/24"), RxPackets: 9000})
+	s.Routes[0].Out = "eth2"
+	if f := Judge(s)[0]; f.Code != code || strings.Contains(f.Title, "leave by") {
+		t.Errorf("both interfaces are on a network with that address: %s", f.Title)
 	}
 }
 
