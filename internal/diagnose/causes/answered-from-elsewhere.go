@@ -73,6 +73,6 @@ func judgeStrays(f facts) *verdict {
 	}
 	v.Remedy = append(v.Remedy, listens,
 		fmt.Sprintf("# or set that address as the source of its route to the clients (ip route change ... src %s); the current source, on the server:", worst.Target.Addr()), route)
-	v.Verify = f.look(f.run(fmt.Sprintf("conntrack -L -p udp --orig-src %s --sport %d", worst.From, port)))
+	v.Verify = f.look(f.run(fmt.Sprintf("conntrack -L%s -p udp --orig-src %s --sport %d", conntrackFamily(worst.From), worst.From, port)))
 	return v
 }

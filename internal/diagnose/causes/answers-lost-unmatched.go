@@ -33,11 +33,11 @@ func judgeUnmatched(f facts) *verdict {
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
 	v.Why = "A reply is translated back by the entry of its connection. The lookup sees only entries of the reply's own conntrack zone: if a rule sets the zone by interface alone, the two directions are in different zones and never match. A reply that a rule excludes from connection tracking (notrack) is not looked up at all."
-	protocol := "tcp"
+	protocol, family := "tcp", ""
 	if t := samples(rows); len(t) > 0 {
-		protocol = t[0].protocol
+		protocol, family = t[0].protocol, conntrackFamily(t[0].dest.Addr())
 	}
-	v.Remedy = []string{"# the zones of the entries:", f.run("conntrack -L -p " + protocol),
+	v.Remedy = []string{"# the zones of the entries:", f.run("conntrack -L" + family + " -p " + protocol),
 		"# and the rules that set them; set the zone for both directions, or for the original one only (ct original zone set), and do not exclude replies from tracking:",
 		f.run("nft -a list ruleset | grep -n -i -e zone -e notrack"), f.run("iptables-legacy-save -t raw | grep -n -i -e zone -e notrack")}
 	return v

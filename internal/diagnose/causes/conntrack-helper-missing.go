@@ -80,7 +80,7 @@ func (f facts) helperVerdict(c snapshot.ControlUse, h snapshot.HelperPort, lost 
 		f.run("nft " + quote("add chain "+table+" prerouting { type filter hook prerouting priority filter; }")),
 		f.run("nft " + quote(fmt.Sprintf(`add rule %s prerouting %s dport %d ct helper set "%s"`, table, c.Protocol, c.Dest.Port(), strings.ToLower(h.Helper)))),
 		"# open connections continue without it; if the rules drop anything, they must accept related connections (ct state established,related)"}
-	v.Verify = f.look(f.run("conntrack -L expect"), f.run(fmt.Sprintf("conntrack -L -o extended -p %s --dport %d", c.Protocol, c.Dest.Port())))
+	v.Verify = f.look(f.run("conntrack -L expect"+conntrackFamily(c.Dest.Addr())), f.run(fmt.Sprintf("conntrack -L%s -o extended -p %s --dport %d", conntrackFamily(c.Dest.Addr()), c.Protocol, c.Dest.Port())))
 	return v
 }
 

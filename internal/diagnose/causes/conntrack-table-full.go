@@ -292,7 +292,7 @@ func (g *tableGrowth) whoFills(f facts) {
 		who := end.talkers[0]
 		g.remedy = append(g.remedy,
 			fmt.Sprintf("# "+end.what+" %s of the entries; to make room at once, end them:", who.Addr, percent(share(who.Entries, t.Entries))),
-			f.run("conntrack -D "+end.option+" "+who.Addr.String()))
+			f.run("conntrack -D"+conntrackFamily(who.Addr)+" "+end.option+" "+who.Addr.String()))
 		return
 	}
 }

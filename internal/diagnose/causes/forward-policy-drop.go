@@ -84,6 +84,11 @@ func (f facts) refusedForwards() (r refusedForwards, ok bool) {
 
 // forwardPart is how much of what was to be forwarded was lost.
 func (f facts) forwardPart(r refusedForwards) float64 {
+	if onlySix(r.rows) {
+		if part, known := f.receivedShare(r.lost, r.rows, devices(r.rows)); known {
+			return part
+		}
+	}
 	part := share(r.lost, r.forwarded)
 	if _, known := f.counter("Ip.ForwDatagrams"); !known || r.lost > r.forwarded {
 		part = 1 // bridged frames are not counted there

@@ -101,7 +101,7 @@ func judgeHairpin(f facts) *verdict {
 	v.Why = "The service sees the client's own address and replies directly, not through this machine. The client gets a reply from an address that it never asked, and rejects it."
 	v.Remedy = append([]string{"# translate the source of traffic that goes from this network back into it:"}, f.masqueradeWithin(h)...)
 	v.Remedy = append(v.Remedy, "# connections that were tried before keep their old translation:",
-		f.run(fmt.Sprintf("conntrack -D -p tcp -d %s --dport %d --state SYN_SENT", h.example.Dest.Addr(), h.example.Dest.Port())))
+		f.run(fmt.Sprintf("conntrack -D%s -p tcp -d %s --dport %d --state SYN_SENT", conntrackFamily(h.example.Dest.Addr()), h.example.Dest.Addr(), h.example.Dest.Port())))
 	v.Verify = f.look(f.natkit("conntrack list --state SYN_SENT"))
 	return v
 }

@@ -51,6 +51,9 @@ func judgeMTU(f facts) *verdict {
 	}
 	forwarded, known := f.counter("Ip.ForwDatagrams") // too big ones included
 	part := share(lost, forwarded)
+	if counted == 0 && onlySix(rows) {
+		part, known = f.receivedShare(lost, rows, devices(rows))
+	}
 	v := &verdict{impact: float64(lost)}
 	switch {
 	case known && part >= mtuHole:
@@ -72,9 +75,7 @@ func judgeMTU(f facts) *verdict {
 		v.Evidence = append(v.Evidence, Evidence{"packets dropped with reason PKT_TOO_BIG", strconv.FormatUint(traced, 10) + cameInBy(rows), fromTracer})
 	}
 	v.Evidence = append(v.Evidence, sampleEvidence(rows)...)
-	if known {
-		v.Evidence = append(v.Evidence, Evidence{"packets to be forwarded, including these", strconv.FormatUint(forwarded, 10), fromSnmp + ": Ip ForwDatagrams"})
-	}
+	v.Evidence = append(v.Evidence, f.wholeEvidence(rows, counted, "packets to be forwarded, including these")...)
 	for _, l := range f.links() {
 		if len(l.Addresses) > 0 {
 			v.Evidence = append(v.Evidence, Evidence{"MTU of " + l.Name, strconv.Itoa(l.MTU), fromLinks})
@@ -108,15 +109,19 @@ func (f facts) fitSize(rows []snapshot.Drop, out string, mtu int, found bool) []
 	tcp := slices.ContainsFunc(packets, func(t tuple) bool { return t.protocol == "tcp" })
 	var remedy []string
 	if tcp || udp < 0 {
-		const headers = 40 // IPv4 and TCP without options: what a segment size does not count
-		remedy = []string{
-			"# announce a segment size that fits, in both directions, even if no ICMP message gets through:",
-			f.run("nft add table ip natkit-mss"),
-			f.run("nft " + quote("add chain ip natkit-mss forward { type filter hook forward priority mangle; }")),
-			f.run("nft " + quote(fmt.Sprintf("add rule ip natkit-mss forward%s tcp flags & (syn|rst) == syn tcp option maxseg size set %d", nftIface(" oifname ", out), mtu-headers))),
-			f.run("nft " + quote(fmt.Sprintf("add rule ip natkit-mss forward%s tcp flags & (syn|rst) == syn tcp option maxseg size set %d", nftIface(" iifname ", out), mtu-headers))),
-			"# existing connections keep their size. Protocols other than TCP need the ICMP messages: let type 3 code 4 pass every firewall on the path",
+		remedy = []string{"# announce a segment size that fits, in both directions, even if no ICMP message gets through:"}
+		six := slices.ContainsFunc(packets, func(t tuple) bool { return t.dest.Addr().Is6() })
+		if !six || !onlySix(rows) {
+			remedy = append(remedy, f.clampTo("ip", out, mtu)...)
 		}
+		if six {
+			remedy = append(remedy, f.clampTo("ip6", out, mtu)...)
+		}
+		messages := "type 3 code 4"
+		if six {
+			messages += ", of IPv6 type 2,"
+		}
+		remedy = append(remedy, "# existing connections keep their size. Protocols other than TCP need the ICMP messages: let "+messages+" pass every firewall on the path")
 	}
 	if udp >= 0 {
 		t := packets[udp]
@@ -127,6 +132,17 @@ func (f facts) fitSize(rows []snapshot.Drop, out string, mtu int, found bool) []
 			f.run("ip link show dev "+quote(out)))
 	}
 	return remedy
+}
+
+// clampTo are commands that give TCP connections of a family through a link the segment size that fits it.
+func (f facts) clampTo(family, out string, mtu int) []string {
+	headers := map[string]int{"ip": 40, "ip6": 60}[family] // with TCP's, without options: what a segment size does not count
+	rule := func(key string) string {
+		return f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-mss forward%s tcp flags & (syn|rst) == syn tcp option maxseg size set %d", family, nftIface(key, out), mtu-headers)))
+	}
+	return []string{f.run("nft add table " + family + " natkit-mss"),
+		f.run("nft " + quote("add chain "+family+" natkit-mss forward { type filter hook forward priority mangle; }")),
+		rule(" oifname "), rule(" iifname ")}
 }
 
 // ownSizeMessages is what drops the messages by which this machine itself says that packets

@@ -134,7 +134,7 @@ func judgeNextHop(f facts) *verdict {
 		v.Severity = Advice
 	}
 	v.Evidence = f.hopEvidence(worst, total(rows))
-	v.Verify = f.look(f.run(fmt.Sprintf("ping -c 3 %s", worst.addr)))
+	v.Verify = f.look(f.run("ping -c 3 " + scoped(worst.addr, worst.out)))
 	if replies, reply := f.arpReplies(worst.addr); replies > 0 {
 		v.Title = fmt.Sprintf("%s on %s replies to ARP but is ignored: %s lost %s", worst.name(), worst.out, number(worst.lost, "packet"), f.window())
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("ARP replies of %s (%s)", worst.addr, reply.MAC), fmt.Sprintf("%d, received on %s", replies, reply.Interface), fromFrames})

@@ -94,6 +94,9 @@ func judgeNoRoute(f facts) *verdict {
 	}
 	forwarded, known := f.counter("Ip.ForwDatagrams")
 	part := share(lost, saturate(lost, forwarded))
+	if u.counted == 0 && onlySix(u.rows) {
+		part, known = f.receivedShare(lost, u.rows, devices(u.rows))
+	}
 	v := &verdict{impact: float64(lost)}
 	switch {
 	case known && part < f.part(noRouteShare) && (u.deliberate || lost < noRouteMany):
@@ -152,8 +155,21 @@ func (f facts) noRouteEvidence(u unrouted) (out []Evidence) {
 		out = append(out, Evidence{"packets dropped because of their route", strconv.FormatUint(u.traced, 10) + cameInBy(u.rows), fromTracer})
 	}
 	out = append(out, sampleEvidence(u.rows)...)
-	out = append(out, f.forwardedEvidence("packets forwarded in that time")...)
+	out = append(out, f.wholeEvidence(u.rows, u.counted, "packets forwarded in that time")...)
 	return append(out, f.askedRoutes()...)
+}
+
+// wholeEvidence is what lost packets are a part of: those that were forwarded, or of IPv6 those that came in where they did.
+func (f facts) wholeEvidence(rows []snapshot.Drop, counted uint64, what string) (out []Evidence) {
+	if counted > 0 || !onlySix(rows) {
+		return f.forwardedEvidence(what)
+	}
+	for _, name := range devices(rows) {
+		if l, ok := f.link(name); ok && l.RxPackets < implausible {
+			out = append(out, Evidence{"packets received on " + name, strconv.FormatUint(l.RxPackets, 10), fromLinks})
+		}
+	}
+	return out
 }
 
 // askedRoutes are the answers of the routing tables that are no route, each once for all the packets that have it.
@@ -303,6 +319,21 @@ func total(rows []snapshot.Drop) (n uint64) {
 		n = saturate(n, row.Count)
 	}
 	return n
+}
+
+// onlySix says whether all packets of rows that were sampled are of IPv6. What of it is forwarded is not among
+// Ip.ForwDatagrams.
+func onlySix(rows []snapshot.Drop) bool {
+	seen := samples(rows)
+	return len(seen) > 0 && !slices.ContainsFunc(seen, func(t tuple) bool { return t.dest.Addr().Is4() })
+}
+
+// scoped is an address for a command that sends to it: a link-local one needs its interface.
+func scoped(addr netip.Addr, link string) string {
+	if addr.Is6() && addr.IsLinkLocalUnicast() && link != "" {
+		return quote(addr.String() + "%" + link)
+	}
+	return addr.String()
 }
 
 // sixFlag makes a command of ip(8) one about IPv6 where addr is.

@@ -4,6 +4,7 @@ package causes
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -251,17 +252,20 @@ func (f facts) morePorts(p ports, found bool) (remedy []string, settings []snaps
 	return remedy, settings
 }
 
-// widerRange is a rule that translates flows to use's destination to any port.
+// widerRange is a rule that translates flows to use's destination to any port, or to any identifier where the protocol
+// has no ports.
 func widerRange(c snapshot.Chain, use snapshot.SNATUse) string {
-	outside, dest := use.Outside.String(), use.Dest.Addr().String()
-	port := strconv.Itoa(int(use.Dest.Port()))
-	if use.Outside.Is6() {
-		outside = "[" + outside + "]"
+	target, dest := use.Outside.String(), use.Dest.Addr().String()
+	port := ""
+	if withPorts(use.Protocol) {
+		port = " --dport " + strconv.Itoa(int(use.Dest.Port()))
+		if use.Outside.Is6() {
+			target = "[" + target + "]"
+		}
+		target += ":1024-65535"
 	}
-	target := outside + ":1024-65535"
 	if tool := iptables(c); tool != "" {
-		return strings.Join([]string{tool, "-t nat -I", quote(c.Name), "-p", quote(use.Protocol), "-d", dest, "--dport", port,
-			"-j SNAT --to-source", quote(target)}, " ")
+		return fmt.Sprintf("%s -t nat -I %s -p %s -d %s%s -j SNAT --to-source %s", tool, quote(c.Name), quote(use.Protocol), dest, port, quote(target))
 	}
 	ip, to := "ip", "snat to "
 	if use.Outside.Is6() {
@@ -270,7 +274,16 @@ func widerRange(c snapshot.Chain, use snapshot.SNATUse) string {
 	if c.Family == "inet" {
 		to = "snat " + ip + " to "
 	}
-	return "nft " + quote(fmt.Sprintf("insert rule %s %s %s %s daddr %s %s dport %s %s%s", c.Family, c.Table, c.Name, ip, dest, use.Protocol, port, to, target))
+	what := "meta l4proto " + use.Protocol
+	if port != "" {
+		what = fmt.Sprintf("%s dport %d", use.Protocol, use.Dest.Port())
+	}
+	return "nft " + quote(fmt.Sprintf("insert rule %s %s %s %s daddr %s %s %s%s", c.Family, c.Table, c.Name, ip, dest, what, to, target))
+}
+
+// withPorts says whether packets of a protocol have ports that rules can name.
+func withPorts(protocol string) bool {
+	return slices.Contains([]string{"tcp", "udp", "udplite", "sctp", "dccp"}, protocol)
 }
 
 // listChain shows a chain with its rules. What iptables-nft keeps nft shows as well,

@@ -43,21 +43,26 @@ func judgeTTLExceeded(f facts) *verdict {
 	}
 	lost := t.lost()
 	forwarded, known := f.counter("Ip.ForwDatagrams")
+	part, whole := share(lost, forwarded), share(lost, saturate(lost, forwarded))
+	if t.counted == 0 && onlySix(t.rows) {
+		part, known = f.receivedShare(lost, t.rows, devices(t.rows))
+		whole = part
+	}
 	v := &verdict{impact: float64(lost)}
 	switch {
 	case lost < ttlFew:
 		return nil
-	case t.tracing && lost >= ttlMany && known && share(lost, saturate(lost, forwarded)) >= ttlMost:
+	case t.tracing && lost >= ttlMany && known && whole >= ttlMost:
 		v.Severity = Warning
 	case f.perSecond(lost) < ttlPerSecond:
 		return nil
-	case known && share(lost, forwarded) < ttlShare:
+	case known && part < ttlShare:
 		v.Severity = Advice
 	default:
 		v.Severity = Warning
 	}
 	v.Title = fmt.Sprintf("the TTL of %s%s was exceeded here %s", number(lost, "packet"), cmp.Or(onlySource(t.rows), destinations(t.rows)), f.window())
-	v.Evidence = append(t.evidence(), f.forwardedEvidence("packets forwarded")...)
+	v.Evidence = append(t.evidence(), f.wholeEvidence(t.rows, t.counted, "packets forwarded")...)
 	if f.Frames != nil {
 		v.Evidence = append(v.Evidence, Evidence{"packets seen more than once", "none: no loop was seen", fromFrames})
 	}

@@ -94,7 +94,7 @@ func judgeUnreplied(f facts) *verdict {
 			f.run("nft " + quote("add chain "+family+" natkit-guard prerouting { type filter hook prerouting priority raw; }")),
 			f.run("nft " + quote(fmt.Sprintf("add rule %s natkit-guard prerouting %s saddr %s limit rate over %d/second drop", family, family, author.Addr, guardRate))),
 			"# its entries expire on their own; to remove them at once:",
-			f.run("conntrack -D -s " + author.Addr.String()),
+			f.run("conntrack -D" + conntrackFamily(author.Addr) + " -s " + author.Addr.String()),
 			"# when it is over: " + f.run("nft delete table "+family+" natkit-guard"),
 		}
 	} else {
