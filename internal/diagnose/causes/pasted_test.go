@@ -84,3 +84,13 @@ func TestEditLimit(t *testing.T) {
 		}
 	}
 }
+
+// A rule of iptables-nft has a handle, which stays its own whatever becomes of the rules before it.
+func TestDeleteByHandle(t *testing.T) {
+	rule := &snapshot.Rule{Number: 3, Handle: 28, Text: "-A FORWARD -s 192.168.0.2/32 -j DROP", Verdict: "drop"}
+	c := &snapshot.Chain{Backend: "nft", Family: "ip", Table: "filter", Name: "FORWARD", Walk: []snapshot.Rule{*rule}}
+	remedy := facts{Snapshot: &snapshot.Snapshot{}}.spareFrom(culprit{Dropper: blame.Dropper{Chain: c, Rule: rule}})
+	if last := remedy[len(remedy)-1]; last != "nft delete rule ip filter FORWARD handle 28" {
+		t.Errorf("%q", remedy)
+	}
+}

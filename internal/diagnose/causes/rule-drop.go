@@ -474,7 +474,7 @@ func (f facts) spare(victims ruleVictims, suspects []culprit, sure bool) (remedy
 func (f facts) spareFrom(s culprit) (remedy []string) {
 	tool := iptables(*s.Chain)
 	show := listChain(*s.Chain)
-	if tool != "" && s.Rule != nil && s.Rule.Number > 0 {
+	if tool != "" && s.Rule != nil && s.Rule.Number > 0 && s.Rule.Handle == 0 {
 		show = fmt.Sprintf("%s -t %s -S %s %d", tool, quote(s.Chain.Table), quote(s.Chain.Name), s.Rule.Number)
 	}
 	remedy = append(remedy, "# show the rule:", f.run(show))
@@ -507,9 +507,9 @@ func (f facts) spareFrom(s culprit) (remedy []string) {
 	}
 	remedy = append(remedy, "# if this traffic is wanted, "+ways+":")
 	switch {
-	case tool != "" && s.Rule.Number > 0:
+	case tool != "" && s.Rule.Number > 0 && s.Rule.Handle == 0:
 		return append(remedy, f.deleteNumbered(tool, s))
-	case s.Rule.Handle != 0:
+	case s.Rule.Handle != 0: // of iptables-nft too: a handle stays the rule's, its number does not
 		return append(remedy, f.run(fmt.Sprintf("nft delete rule %s %s %s handle %d", s.Chain.Family, quote(s.Chain.Table), quote(s.Chain.Name), s.Rule.Handle)))
 	}
 	remedy[len(remedy)-1] = fmt.Sprintf("# if this traffic is wanted, %s by the handle that the list shows: nft delete rule %s %s %s handle N", ways, s.Chain.Family, s.Chain.Table, s.Chain.Name)
