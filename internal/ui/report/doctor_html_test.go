@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"math"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -82,5 +83,16 @@ func TestFactsHaveHeads(t *testing.T) {
 	}
 	if tables != 7 {
 		t.Errorf("%d tables", tables)
+	}
+}
+
+// Pages follow the reader's theme: colours are those of variables, which dark pages set otherwise.
+func TestColoursAreVariables(t *testing.T) {
+	colour := regexp.MustCompile(`#[0-9a-fA-F]{3,8}\b`)
+	definition := regexp.MustCompile(`--[a-z0-9]+: #[0-9a-fA-F]{3,8};`)
+	for name, style := range map[string]string{"page.css": pageStyle, "doctor.css": doctorStyle, "trace.css": traceStyle, "flame.css": flameStyle, "flamepage.css": flamePageStyle} {
+		if found := colour.FindAllString(definition.ReplaceAllString(style, ""), -1); len(found) > 0 {
+			t.Errorf("%s: %q", name, found)
+		}
 	}
 }

@@ -130,7 +130,7 @@ func (r *HistoryResult) episode(e history.Episode, clock func(time.Time) string)
 		ended += " (" + e.Why + ")"
 	}
 	body := tag("span.tag", text(strings.ToUpper(e.Severity))) + " " + tag("code", text(e.Code)) + tag("h2", text(e.Title)) +
-		tag("p.dim", text(fmt.Sprintf("%s, %s to %s", e.Namespace, began, ended)))
+		tag("p.dim", text(fmt.Sprintf("%s, began: %s, ended: %s", e.Namespace, began, ended)))
 	if len(e.Changes) > 0 {
 		body += tag("p", "Changed before:") + tag("ul", each(e.Changes, func(c history.Change) markup {
 			return tag("li", text(fmt.Sprintf("%s before: %s", since(e.Began.Sub(c.At)), c.What)))
@@ -208,6 +208,12 @@ func (r *HistoryResult) timeline(zone *time.Location) markup {
 	return out
 }
 
+// gapBetween tells whether nothing was recorded for a while between two times: no line joins what was before
+// and after it.
+func (r *HistoryResult) gapBetween(from, to time.Time) bool {
+	return slices.ContainsFunc(r.Gaps, func(g HistoryGap) bool { return !g.From.Before(from) && g.From.Before(to) })
+}
+
 // plot is how some values went.
 func (r *HistoryResult) plot(title string, names []string, times []time.Time, values [][]float64, zone *time.Location) markup {
 	most := 0.0
@@ -222,12 +228,16 @@ func (r *HistoryResult) plot(title string, names []string, times []time.Time, va
 		on.text("dim", textSize-2, nightLeft-8, 8, alignRight, digits(most))
 		on.text("dim", textSize-2, nightLeft-8, nightCurve-6, alignRight, "0")
 		for i, line := range values {
-			var path []spot
-			for j, v := range line {
-				path = append(path, spot{r.place(times[j]), nightCurve - v/most*(nightCurve-8)})
-			}
 			look := lookOf(i, false).line
 			look.width = 1.5
+			var path []spot
+			for j, v := range line {
+				if j > 0 && r.gapBetween(times[j-1], times[j]) {
+					on.lines(look, path...)
+					path = nil
+				}
+				path = append(path, spot{r.place(times[j]), nightCurve - v/most*(nightCurve-8)})
+			}
 			on.lines(look, path...)
 		}
 	})

@@ -99,6 +99,9 @@ func TestHistoryHTML(t *testing.T) {
 			t.Errorf("no %q", want)
 		}
 	}
+	if n := strings.Count(page, `<path class="line i-s0"`); n != 4 {
+		t.Errorf("%d lines: each of two curves has one before and one after the gap", n)
+	}
 	if strings.Contains(page, "</span>other</li>") {
 		t.Error("packets that nobody waits for are among those dropped")
 	}
