@@ -69,7 +69,7 @@ func TestLoadEachRefuses(t *testing.T) {
 		{"later, all", `{"schema": "natkit/snapshots/9", "namespaces": 1}`, "use a newer natkit"},
 		{"a list of others", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"}, 5]}`, "namespace 2"},
 		{"later", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/9"}]}`, "use a newer natkit"},
-		{"too long", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1", "later": "` + strings.Repeat("x", maxBytes+8192) + `"}]}`, "longer than 64 MB"},
+		{"too long", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1", "later": "` + strings.Repeat("x", maxBytes+8192) + `"}]}`, "longer than 64 MiB"},
 		{"no comma", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"} {"schema": "natkit/snapshot/1"}]}`, "namespace 1"},
 		{"a comma before", `{"schema": "natkit/snapshots/1", "namespaces": [,{"schema": "natkit/snapshot/1"}]}`, "namespace 1"},
 		{"a comma behind", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"},]}`, "namespace 2"},

@@ -87,7 +87,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"absurd MTU", `{"schema": "natkit/snapshot/1", "interfaces": [{"mtu": 9223372036854775807}]}`, "interfaces[0].mtu is 9223372036854775807"},
 		{"too many values", `{"schema": "natkit/snapshot/1", "capabilities": [` + strings.Repeat("0,", maxValues) + `0]}`, "more than 2097152 values"},
 		{"too many objects", `{"schema": "natkit/snapshot/1", "chains": [` + strings.Repeat("{},", maxObjects) + `{}]}`, "more than 524288 objects"},
-		{"too long", `{"schema": "natkit/snapshot/1"}` + strings.Repeat(" ", maxBytes), "longer than 64 MB"},
+		{"too long", `{"schema": "natkit/snapshot/1"}` + strings.Repeat(" ", maxBytes), "longer than 64 MiB"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, err := Load(strings.NewReader(c.in))

@@ -58,7 +58,7 @@ func TestRead(t *testing.T) {
 		"":                                    "no line such as CONFIG_NET=y",
 		"net.ipv4.ip_forward=1":               "no line such as CONFIG_NET=y",
 		"\x1f\x8bnot gzip":                    "gzip",
-		strings.Repeat("CONFIG_A=y\n", 2<<20): "longer than 16 MB",
+		strings.Repeat("CONFIG_A=y\n", 2<<20): "longer than 16 MiB",
 	} {
 		if _, err := Read(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.20q: %v, want %q", text, err, want)
