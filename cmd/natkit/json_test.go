@@ -198,6 +198,7 @@ func (r *jsonRuns) fromFiles() {
 	for _, name := range []string{"docker", "docker-blocked", "firewalld-blocked", "ufw"} {
 		r.line("doctor --from " + saved + "corpus/" + name + ".json")
 	}
+	r.run("doctor", "-o", "json", "--diff", saved+"corpus/docker.json", saved+"corpus/docker-blocked.json")
 	r.line("fleet report " + saved + "corpus/docker.json " + saved + "corpus/ufw.json " + saved + "corpus/firewalld-blocked.json no-such-file")
 	r.line("tune plan --from " + saved + "corpus/docker.json")
 	r.line("report " + saved + "saved-cps.json " + saved + "saved-demo.json " + saved + "http.json")

@@ -14,9 +14,9 @@ import (
 
 // Difference is something that is configured otherwise in one snapshot than in another.
 type Difference struct {
-	What   string `json:"what"`             // "setting net.ipv4.ip_forward", "rule of ip filter FORWARD"
-	Before string `json:"before,omitempty"` // "" where it was not there
-	After  string `json:"after,omitempty"`
+	What   string `json:"what"`                   // "setting net.ipv4.ip_forward", "rule of ip filter FORWARD"
+	Before string `json:"value_before,omitempty"` // "" where it was not there
+	After  string `json:"value_after,omitempty"`
 }
 
 // Differences lists what is configured otherwise in b than in a: settings, limits of the table,

@@ -16,26 +16,29 @@ import (
 
 // DiffResult compares the facts of two times, as -o json prints it.
 type DiffResult struct {
-	Before     string           `json:"before"` // as they were given: a file, a time
-	After      string           `json:"after"`
+	Before     string           `json:"side_before"` // as they were given: a file, a time
+	After      string           `json:"side_after"`
 	Namespaces []DiffNamespace  `json:"namespaces"` // those in which something differs
-	Same       int              `json:"same"`       // how many others both have
+	Same       int              `json:"same_count"` // how many others both have
 	Only       []DiffOnlyInSide `json:"only"`       // namespaces that one of them has
 }
 
 // DiffOnlyInSide is a namespace that only one side has.
 type DiffOnlyInSide struct {
-	Namespace string `json:"namespace"`
+	Namespace string `json:"netns"`
 	Side      string `json:"side"` // before, after
 }
 
 // DiffNamespace is what differs in one namespace.
 type DiffNamespace struct {
-	Namespace string                `json:"namespace"`
-	New       []DiffFinding         `json:"new"`
-	Gone      []DiffFinding         `json:"gone"`
-	Still     []DiffFinding         `json:"still"`
-	Changed   []snapshot.Difference `json:"changed"`
+	Namespace string        `json:"netns"`
+	New       []DiffFinding `json:"new_findings"`
+	Gone      []DiffFinding `json:"gone_findings"`
+	Still     []DiffFinding `json:"still_findings"`
+	// Those of one side whose causes could not be judged on the other.
+	UnjudgedBefore []DiffFinding         `json:"unjudged_before"`
+	UnjudgedAfter  []DiffFinding         `json:"unjudged_after"`
+	Changed        []snapshot.Difference `json:"configuration_changes"`
 }
 
 // DiffFinding is a finding in short.
@@ -61,7 +64,7 @@ func Diff(before, after string, a, b []*snapshot.Snapshot) DiffResult {
 			continue
 		}
 		n := diffOf(s, same)
-		if len(n.New)+len(n.Gone)+len(n.Changed) == 0 {
+		if len(n.New)+len(n.Gone)+len(n.UnjudgedBefore)+len(n.UnjudgedAfter)+len(n.Changed) == 0 {
 			out.Same++
 			continue
 		}
@@ -105,17 +108,24 @@ func standsAlone(list []causes.Finding, code string) bool {
 }
 
 func diffOf(a, b *snapshot.Snapshot) DiffNamespace {
-	n := DiffNamespace{Namespace: namespaceTitle(b.Netns), New: []DiffFinding{}, Gone: []DiffFinding{}, Still: []DiffFinding{}, Changed: append([]snapshot.Difference{}, snapshot.Differences(a, b)...)}
-	n.findings(causes.Judge(a), causes.Judge(b))
+	n := DiffNamespace{Namespace: namespaceTitle(b.Netns), New: []DiffFinding{}, Gone: []DiffFinding{}, Still: []DiffFinding{}, UnjudgedBefore: []DiffFinding{}, UnjudgedAfter: []DiffFinding{},
+		Changed: append([]snapshot.Difference{}, snapshot.Differences(a, b)...)}
+	was, is := causes.Judge(a), causes.Judge(b)
+	n.findings(was, is, causes.NotJudged(a, was), causes.NotJudged(b, is))
 	return n
 }
 
-// findings sorts what was found before and what is now.
-func (n *DiffNamespace) findings(was, is []causes.Finding) {
+// findings sorts what was found before and what is now; notBefore and notAfter could not be judged.
+func (n *DiffNamespace) findings(was, is []causes.Finding, notBefore, notAfter []causes.Unjudged) {
+	among := func(list []causes.Unjudged, code string) bool {
+		return slices.ContainsFunc(list, func(u causes.Unjudged) bool { return u.Code == code })
+	}
 	var add func(list []causes.Finding, folded bool)
 	add = func(list []causes.Finding, folded bool) {
 		for _, f := range list {
 			switch short := (DiffFinding{f.Code, f.Severity, f.Title}); {
+			case !folded && !hasCode(was, f.Code) && among(notBefore, f.Code):
+				n.UnjudgedBefore = append(n.UnjudgedBefore, short)
 			case !folded && !hasCode(was, f.Code):
 				n.New = append(n.New, short)
 			case !folded || standsAlone(was, f.Code):
@@ -126,8 +136,12 @@ func (n *DiffNamespace) findings(was, is []causes.Finding) {
 	}
 	add(is, false)
 	for _, f := range was {
-		if !hasCode(is, f.Code) {
-			n.Gone = append(n.Gone, DiffFinding{f.Code, f.Severity, f.Title})
+		switch short := (DiffFinding{f.Code, f.Severity, f.Title}); {
+		case hasCode(is, f.Code):
+		case among(notAfter, f.Code):
+			n.UnjudgedAfter = append(n.UnjudgedAfter, short)
+		default:
+			n.Gone = append(n.Gone, short)
 		}
 	}
 }
@@ -139,11 +153,14 @@ func (r DiffResult) Text(w io.Writer) error {
 	for _, n := range r.Namespaces {
 		fmt.Fprintf(&b, "\n%s\n", n.Namespace)
 		for _, part := range []struct {
-			word string
-			list []DiffFinding
-		}{{"new", n.New}, {"gone", n.Gone}, {"still", n.Still}} {
+			word, note string
+			list       []DiffFinding
+		}{
+			{"new", "", n.New}, {"gone", "", n.Gone}, {"still", "", n.Still},
+			{"?", " (after; its cause could not be judged before)", n.UnjudgedBefore}, {"?", " (before; its cause could not be judged after)", n.UnjudgedAfter},
+		} {
 			for _, f := range part.list {
-				fmt.Fprintf(&b, "  %-5s  %-8s  %s: %s\n", part.word, f.Severity, f.Code, f.Title)
+				fmt.Fprintf(&b, "  %-5s  %-8s  %s: %s%s\n", part.word, f.Severity, f.Code, f.Title, part.note)
 			}
 		}
 		for _, d := range n.Changed {

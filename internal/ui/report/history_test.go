@@ -214,24 +214,28 @@ func TestDiffIsOfTheSame(t *testing.T) {
 	alone := []causes.Finding{{Code: "b"}}
 	under := []causes.Finding{{Code: "a", Consequences: []causes.Finding{{Code: "b"}}}}
 	for name, c := range map[string]struct {
-		was, is          []causes.Finding
-		new, gone, still string
+		was, is             []causes.Finding
+		notBefore, notAfter []causes.Unjudged
+		new, gone, still    string
+		unsure              string
 	}{
-		"folded since":        {alone, under, "a", "", "b"},
-		"no longer folded":    {under, alone, "", "a", "b"},
-		"folded all the time": {under, under, "", "", "a"},
-		"cured":               {under, nil, "", "a", ""},
-		"came":                {nil, under, "a", "", ""},
+		"folded since":        {alone, under, nil, nil, "a", "", "b", ""},
+		"no longer folded":    {under, alone, nil, nil, "", "a", "b", ""},
+		"folded all the time": {under, under, nil, nil, "", "", "a", ""},
+		"cured":               {under, nil, nil, nil, "", "a", "", ""},
+		"came":                {nil, under, nil, nil, "a", "", "", ""},
+		"not judged after":    {alone, nil, nil, []causes.Unjudged{{Code: "b"}}, "", "", "", "b"},
+		"not judged before":   {nil, alone, []causes.Unjudged{{Code: "b"}}, nil, "", "", "", "b"},
 	} {
 		var n DiffNamespace
-		n.findings(c.was, c.is)
+		n.findings(c.was, c.is, c.notBefore, c.notAfter)
 		codes := func(list []DiffFinding) (out string) {
 			for _, f := range list {
 				out += f.Code
 			}
 			return out
 		}
-		if codes(n.New) != c.new || codes(n.Gone) != c.gone || codes(n.Still) != c.still {
+		if codes(n.New) != c.new || codes(n.Gone) != c.gone || codes(n.Still) != c.still || codes(n.UnjudgedBefore)+codes(n.UnjudgedAfter) != c.unsure {
 			t.Errorf("%s: %+v", name, n)
 		}
 	}

@@ -39,6 +39,7 @@ type Kind struct {
 var Kinds = []Kind{
 	{"doctor", 1, DoctorResult{}, "doctor", "doctor -o json | jq -r '.findings[].code'"},
 	{"doctor-all", 1, DoctorAllResult{}, "doctor", "doctor --all-netns -o json | jq '.namespaces[].findings[].title'"},
+	{"doctor-diff", 1, DiffResult{}, "doctor", "doctor --diff before.json after.json -o json | jq -r '.namespaces[].new_findings[].code'"},
 	{snapshot.Kind, snapshot.Version, snapshot.Snapshot{}, "doctor", "doctor --save facts.json | jq .conntrack.entries facts.json"},
 	{snapshot.KindAll, snapshot.Version, snapshots{}, "doctor", "doctor --all-netns --save facts.json | jq '.namespaces[].host.kernel' facts.json"},
 	{"hooks", 1, Hooks{}, "hooks", "hooks -o json | jq -r '.hooks[].function'"},

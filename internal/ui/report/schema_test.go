@@ -395,3 +395,58 @@ func TestNamesHaveOneType(t *testing.T) {
 		}
 	}
 }
+
+// Every type of this package that has names for JSON is a kind, or a part of one: else what it is of can not be written.
+func TestEveryTypeIsOfAKind(t *testing.T) {
+	known := map[string]bool{}
+	var walk func(reflect.Type)
+	walk = func(of reflect.Type) {
+		switch of.Kind() {
+		case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+			walk(of.Elem())
+		case reflect.Struct:
+			if key := of.PkgPath() + "." + of.Name(); !known[key] {
+				known[key] = true
+				for i := range of.NumField() {
+					walk(of.Field(i).Type)
+				}
+			}
+		}
+	}
+	for _, k := range Kinds {
+		walk(reflect.TypeOf(k.Of))
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := reflect.TypeOf(Kind{}).PkgPath()
+	found := 0
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			spec, ok := n.(*ast.TypeSpec)
+			if !ok {
+				return true
+			}
+			object, ok := spec.Type.(*ast.StructType)
+			if !ok || !slices.ContainsFunc(object.Fields.List, func(field *ast.Field) bool { return field.Tag != nil && strings.Contains(field.Tag.Value, "json:") }) {
+				return true
+			}
+			found++
+			if !known[own+"."+spec.Name.Name] {
+				t.Errorf("%s: %s is of no kind", name, spec.Name.Name)
+			}
+			return true
+		})
+	}
+	if found < 20 {
+		t.Errorf("%d types", found)
+	}
+}
