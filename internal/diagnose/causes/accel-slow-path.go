@@ -72,7 +72,10 @@ func judgeAccelSlowPath(f facts) *verdict {
 	default:
 		v.Title = fmt.Sprintf("the flow cache of accel is full: %s of %s take the stack", percent(share(slow, eligible)), number(eligible, "packet"))
 		v.Why = "accel remembers a fixed number of flows. A flow that finds no slot takes the stack."
-		v.Remedy = append([]string{"# room for twice as many flows:"}, f.accelAgain("--flows", strconv.FormatUint(engineGrow*e.SessionsMax, 10))...)
+		v.Remedy = append([]string{"# room for more flows:"}, f.accelAgain("--flows", strconv.FormatUint(min(engineGrow*e.SessionsMax, rulefile.MaxAccelFlows), 10))...)
+		if e.SessionsMax >= rulefile.MaxAccelFlows {
+			v.Remedy = []string{"# it has its greatest size. Are these flows of interfaces that need no acceleration? Then turn it on without them:", f.natkit("accel status")}
+		}
 	}
 	v.Verify = f.look(f.natkit("accel status"))
 	return v

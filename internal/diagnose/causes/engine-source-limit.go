@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 )
 
@@ -85,7 +86,7 @@ func judgeEngineSourceLimit(f facts) *verdict {
 func (f facts) raiseLimit(key string, who *snapshot.EngineSource) (name string, allowed uint64, remedy []string) {
 	e := f.Engine
 	if key == "sessions" && e.PerSource > 0 {
-		return fmt.Sprintf("sessions_per_source (%d)", e.PerSource), e.PerSource, f.editLimit("sessions_per_source", e.PerSource, 4*e.PerSource)
+		return fmt.Sprintf("sessions_per_source (%d)", e.PerSource), e.PerSource, f.editLimit("sessions_per_source", e.PerSource, min(4*e.PerSource, rulefile.MaxSessions))
 	}
 	ask := fmt.Sprintf("# raise %s of its class in %s, then:", key, e.File)
 	if who == nil {
@@ -101,5 +102,6 @@ func (f facts) raiseLimit(key string, who *snapshot.EngineSource) (name string, 
 	if allowed == 0 || c.Lines[key] == 0 {
 		return key + " of its class", allowed, []string{ask}
 	}
-	return fmt.Sprintf("%s (%d)", key, allowed), allowed, []string{setKey(c.Lines[key], key, allowed, 4*allowed, e.File)}
+	most := map[string]uint64{"sessions": rulefile.MaxSessions, "ports": rulefile.MaxUse, "new_per_second": rulefile.MaxNewSessions}[key]
+	return fmt.Sprintf("%s (%d)", key, allowed), allowed, []string{setKey(c.Lines[key], key, allowed, min(4*allowed, most), e.File)}
 }

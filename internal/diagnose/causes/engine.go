@@ -135,6 +135,9 @@ func judgeEnginePorts(f facts) *verdict {
 		low = &e.Addresses[0]
 	}
 	switch {
+	case lost > 0 && low != nil && left(low) > uint64(portsLow*float64(low.Given)):
+		v.Severity = Critical
+		v.Title = fmt.Sprintf("the engine found no port for %s %s; now %s has %d left", number(lost, "packet"), f.window(), low.Addr, left(low))
 	case lost > 0 && low != nil:
 		v.Severity = Critical
 		v.Title = fmt.Sprintf("the engine has no port left at %s: %s of new sessions dropped %s", low.Addr, number(lost, "packet"), f.window())
@@ -207,9 +210,13 @@ func judgeEngineTable(f facts) *verdict {
 		}
 		v.Evidence = append(f.engineEvidence(), f.countedEvidence(t.reason)...)
 		v.Why = "Every session needs an entry. While the table is full the first packet of each new session is dropped; existing sessions continue. The size is fixed when the engine starts."
-		v.Remedy = append(v.Remedy, fmt.Sprintf("# room for %d; this restarts the engine, and its sessions end:", engineGrow*t.most))
-		v.Remedy = append(v.Remedy, f.editLimit(t.key, t.most, engineGrow*t.most)...)
-		v.Remedy = append(v.Remedy, f.again()...)
+		if want := min(engineGrow*t.most, rulefile.MaxSessions); want > t.most {
+			v.Remedy = append(v.Remedy, fmt.Sprintf("# room for %d; this restarts the engine, and its sessions end:", want))
+			v.Remedy = append(v.Remedy, f.editLimit(t.key, t.most, want)...)
+			v.Remedy = append(v.Remedy, f.again()...)
+		} else {
+			v.Remedy = []string{"# an engine can have no larger table: give some of the internal hosts to another gateway. Which have most sessions?", f.natkit("subscribers --by sessions")}
+		}
 		v.Verify = f.look(f.natkit("status"))
 		return v
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 )
 
@@ -276,6 +277,9 @@ func TestEngineTitles(t *testing.T) {
 			s.Engine.Packets["no-block"] = 70
 			s.Engine.Pools = append(s.Engine.Pools, snapshot.EnginePool{Name: "b", BlockSize: 512, BlocksUsed: 9, Refused: map[string]uint64{"no-block": 30}})
 		}, "pool cgn has too few port blocks: the engine dropped 40 packets in 10 s"},
+		"no port": {moreExamples["snat-ports-exhausted, engine"], "the engine has no port left at 198.51.100.9: 312 packets of new sessions dropped in 10 s"},
+		"no port, but there are some now": {func(s *snapshot.Snapshot) { withEngine(s).Packets["no-port"] = 312 },
+			"the engine found no port for 312 packets in 10 s; now 198.51.100.9 has 400 left"},
 		"the change that stops packets": {func(s *snapshot.Snapshot) {
 			examples["engine-drift"](s)
 			slices.Reverse(s.Engine.Drift)
@@ -285,6 +289,48 @@ func TestEngineTitles(t *testing.T) {
 		tt.change(s)
 		if found := Judge(s); len(found) == 0 || found[0].Title != tt.want {
 			t.Errorf("%s: %s, want %q", name, titles(found), tt.want)
+		}
+	}
+}
+
+// A cure writes no value that natkit then refuses: an engine that was taken down for it would stay down.
+func TestEngineAtMost(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(s *snapshot.Snapshot)
+		want   string // in the remedy, or "" for no command that changes something
+	}{
+		"sessions": {func(s *snapshot.Snapshot) {
+			moreExamples["conntrack-table-full, engine"](s)
+			s.Engine.Sessions, s.Engine.SessionsMax = 10_000_000, 10_000_000
+		}, "sessions: 16777215/"},
+		"sessions, the most": {func(s *snapshot.Snapshot) {
+			moreExamples["conntrack-table-full, engine"](s)
+			s.Engine.Sessions, s.Engine.SessionsMax = rulefile.MaxSessions, rulefile.MaxSessions
+		}, ""},
+		"sessions of a host": {func(s *snapshot.Snapshot) { examples["engine-source-limit"](s); s.Engine.PerSource = 10_000_000 }, "sessions_per_source: 16777215/"},
+		"new sessions of a class": {func(s *snapshot.Snapshot) {
+			moreExamples["engine-source-limit, new sessions"](s)
+			s.Engine.Classes[0].NewPerSecond = 600_000
+		}, "new_per_second: 1000000/"},
+		"flows of accel": {func(s *snapshot.Snapshot) {
+			moreExamples["accel-slow-path, a full flow cache"](s)
+			s.Engine.SessionsMax = 5 << 20
+		}, "--flows 8388608 "},
+		"flows of accel, the most": {func(s *snapshot.Snapshot) {
+			moreExamples["accel-slow-path, a full flow cache"](s)
+			s.Engine.SessionsMax = 1 << 23
+		}, ""},
+	} {
+		s := gateway()
+		tt.change(s)
+		found := Judge(s)
+		if len(found) == 0 {
+			t.Fatalf("%s: nothing found", name)
+		}
+		remedy := strings.Join(found[0].Remedy, "\n")
+		changes := strings.Contains(remedy, "sed -i") || strings.Contains(remedy, "natkit down") || strings.Contains(remedy, "accel off")
+		if !strings.Contains(remedy, tt.want) || changes != (tt.want != "") {
+			t.Errorf("%s: %s", name, remedy)
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
+	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 )
 
@@ -55,8 +56,8 @@ const DefaultAccelFlows = 1 << 18
 // no more would forget flows that are in use while it has room.
 func MinAccelFlows() int { return max(1024, 128*ebpf.MustPossibleCPU()) }
 
-// MaxAccelFlows is what a table may be made for: 2.5 GB.
-const MaxAccelFlows = 1 << 23
+// MaxAccelFlows is what a table may be made for.
+const MaxAccelFlows = rulefile.MaxAccelFlows
 
 // AccelPlan is what AccelOn would do, and why.
 type AccelPlan struct {

@@ -4,6 +4,9 @@ package rulefile
 
 import "natkit/internal/snapshot"
 
+// MaxAccelFlows is what a table of flows may be made for: 2.5 GB.
+const MaxAccelFlows = 1 << 23
+
 // AccelReason is what acceleration of the kernel's NAT did with a packet.
 type AccelReason struct {
 	Name  string // stable

@@ -56,8 +56,8 @@ const (
 	MinBlock       = 64
 	MaxBlock       = 4096
 	MaxExtraBlocks = 7
-	maxNewSessions = 1000000
-	maxUse         = 1<<28 - 1
+	MaxNewSessions = 1000000
+	MaxUse         = 1<<28 - 1
 	defaultClass   = "default"
 )
 
@@ -190,13 +190,13 @@ func (r *reader) class(e entry) SubscriberClass {
 			listed = true
 			c.Of = r.classMembers(e.value, c.Name)
 		case "ports":
-			c.Ports = r.number(e, 0, maxUse)
+			c.Ports = r.number(e, 0, MaxUse)
 		case "sessions":
 			c.Sessions = r.number(e, 0, MaxSessions)
 		case "new_per_second":
-			c.NewPerSecond = r.number(e, 0, maxNewSessions)
+			c.NewPerSecond = r.number(e, 0, MaxNewSessions)
 		case "burst":
-			c.Burst, burst = r.number(e, 1, maxNewSessions), e.key
+			c.Burst, burst = r.number(e, 1, MaxNewSessions), e.key
 		default:
 			r.unknown(e, "a class", "of", "ports", "sessions", "new_per_second", "burst")
 		}
