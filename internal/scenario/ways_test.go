@@ -91,6 +91,7 @@ var blocked = []way{
 	{name: "ingress of netdev", nft: "table netdev f { chain in { type filter hook ingress device \"eth1\" priority 0; ip saddr 192.168.0.2 drop; } }", named: []string{"ip saddr 192.168.0.2 drop", "netdev f"}},
 	{name: "ingress of inet", nft: "table inet f { chain in { type filter hook ingress device \"eth1\" priority 0; ip saddr 192.168.0.2 drop; } }", named: []string{"ip saddr 192.168.0.2 drop", "inet f"}},
 	{name: "the family inet", nft: "table inet f { chain fw { type filter hook forward priority 0; policy drop; ip saddr 192.168.0.2 tcp dport 80 drop; accept; } }", named: []string{"ip saddr 192.168.0.2 tcp dport 80 drop"}},
+	{name: "of two chains with one priority the one that was made last", nft: "table inet f { chain fw { type filter hook forward priority 0; ip saddr 192.168.0.2 drop; } }\ntable ip g { chain fw { type filter hook forward priority 0; ip saddr 192.168.0.0/24 drop; } }", named: []string{"ip saddr 192.168.0.0/24 drop", "table ip g"}},
 	{name: "postrouting", nft: "table ip f { chain post { type filter hook postrouting priority -10; ip daddr 203.0.113.2 drop; } }", named: []string{"ip daddr 203.0.113.2 drop"}},
 	{name: "egress of netdev", nft: "table netdev f { chain out { type filter hook egress device \"eth0\" priority 0; ip daddr 203.0.113.2 drop; } }", named: []string{"ip daddr 203.0.113.2 drop"}},
 	{name: "iptables-nft", setup: "iptables-nft -A FORWARD -s 192.168.0.2 -j DROP", named: []string{"-A FORWARD -s 192.168.0.2/32 -j DROP"}},
