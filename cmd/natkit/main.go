@@ -23,6 +23,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/snapshot"
 	"natkit/internal/ui/report"
 	"natkit/internal/words/choice"
 )
@@ -107,7 +108,7 @@ func run(ctx context.Context, args []string, e *env) int {
 // for, and returns its exit code.
 func (e *env) fail(args []string, err error, text string, code int) int {
 	if !asksForJSON(args) {
-		fmt.Fprintf(e.stderr, "natkit: %s\n", text)
+		fmt.Fprintf(e.stderr, "natkit: %s\n", snapshot.CleanLines(text)) // a chain, a file may be called anything
 		return code
 	}
 	shown := report.Error{Error: text, ExitCode: code}

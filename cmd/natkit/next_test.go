@@ -81,3 +81,12 @@ func TestUnreadableEngineInWords(t *testing.T) {
 		}
 	}
 }
+
+// What a refusal quotes of the machine or of a file does not steer the terminal.
+func TestRefusalIsHarmless(t *testing.T) {
+	var stderr bytes.Buffer
+	(&env{stderr: &stderr}).fail(nil, nil, "chain \x1b[2J\u202e:\n  next line", exitError)
+	if want := "natkit: chain ?[2J?:\n  next line\n"; stderr.String() != want {
+		t.Errorf("%q, want %q", stderr.String(), want)
+	}
+}

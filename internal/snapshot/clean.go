@@ -86,6 +86,15 @@ func cleanString(s string) string {
 	}, s)
 }
 
+// CleanLines is Clean for a text of several lines.
+func CleanLines(s string) string {
+	lines := strings.Split(s, "\n")
+	for i := range lines {
+		lines[i] = CleanText(lines[i])
+	}
+	return strings.Join(lines, "\n")
+}
+
 // CleanText is Clean for a text alone.
 func CleanText(s string) string {
 	if printable(s) {

@@ -43,7 +43,7 @@ func (p *AccelPlan) Text(w io.Writer) error {
 		fmt.Fprintf(&b, "changed in the namespace, until natkit accel off: %s\n", c)
 	}
 	planTail(&b, p.Bypassed, p.Warnings)
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(w, trimLines(b.String()))
 	return err
 }
 
@@ -59,7 +59,7 @@ func (o *AccelOff) Text(w io.Writer) error {
 	for _, k := range o.Kept {
 		fmt.Fprintf(&b, "not restored: %s\n", k)
 	}
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(w, trimLines(b.String()))
 	return err
 }
 
@@ -85,7 +85,7 @@ func (s *AccelStatus) Text(w io.Writer) error {
 		fmt.Fprintf(&b, "! %s\n", p)
 	}
 	if len(s.Interfaces) == 0 {
-		_, err := io.WriteString(w, b.String())
+		_, err := io.WriteString(w, trimLines(b.String()))
 		return err
 	}
 	what := "UDP only (TCP needs --tcp-liberal)"

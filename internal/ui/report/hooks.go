@@ -88,9 +88,10 @@ func priorityName(h snapshot.Hook) string {
 	return names[h.Priority]
 }
 
-// trimLines takes the blanks away that padding leaves at the ends of lines.
+// trimLines takes the blanks away that padding leaves at the ends of lines, and what a terminal would obey:
+// an interface may be called anything.
 func trimLines(s string) string {
-	lines := strings.Split(s, "\n")
+	lines := strings.Split(snapshot.CleanLines(s), "\n")
 	for i := range lines {
 		lines[i] = strings.TrimRight(lines[i], " ")
 	}

@@ -10,6 +10,7 @@ import (
 
 	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/monitor"
+	"natkit/internal/snapshot"
 )
 
 // MonitorLineText writes something that natkit monitor has seen, on one line; stamp says whether
@@ -31,7 +32,7 @@ func MonitorLineText(w io.Writer, l monitor.Line, stamp bool) error {
 	default:
 		fmt.Fprintf(&b, "%s: %s %s in %s: %s", l.Kind, l.Severity, l.Code, l.Namespace, l.Title)
 	}
-	_, err := io.WriteString(w, b.String()+"\n")
+	_, err := io.WriteString(w, snapshot.CleanText(b.String())+"\n") // the API of a cluster may reply anything
 	return err
 }
 

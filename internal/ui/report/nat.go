@@ -55,7 +55,7 @@ func (p *NATPlan) Text(w io.Writer) error {
 		fmt.Fprintf(&b, "undone: %s\n", c)
 	}
 	planTail(&b, p.Bypassed, p.Warnings)
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(w, trimLines(b.String()))
 	return err
 }
 
@@ -96,7 +96,7 @@ func (d *NATDown) Text(w io.Writer) error {
 	if d.Cleaned > 0 {
 		fmt.Fprintf(&b, "Removed %s of namespaces that are gone.\n", plural.Count(d.Cleaned, "engine"))
 	}
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(w, trimLines(b.String()))
 	return err
 }
 
@@ -107,7 +107,7 @@ func NATStatusText(w io.Writer, s *control.Status) error {
 		fmt.Fprintf(&b, "! %s\n", p)
 	}
 	if s.File == "" {
-		_, err := io.WriteString(w, b.String())
+		_, err := io.WriteString(w, trimLines(b.String()))
 		return err
 	}
 	fmt.Fprintf(&b, "engine %s, up since %s: %s of %s\n", s.Engine, s.Since.Format(time.DateTime), plural.Count(s.Rules, "rule"), s.File)

@@ -51,7 +51,7 @@ func ServeEventText(w io.Writer, e *control.ServeEvent, stamp bool) error {
 	if e.Plan != nil {
 		serveNotes(&b, e)
 	}
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(w, trimLines(b.String()))
 	return err
 }
 

@@ -257,6 +257,6 @@ func LogLineText(w io.Writer, l LogLine, stamp bool) error {
 	if stamp {
 		at = l.Time.Local().Format(time.DateTime) + " "
 	}
-	_, err := fmt.Fprintf(w, "%s%s\n", at, l.Text)
+	_, err := fmt.Fprintf(w, "%s%s\n", at, snapshot.CleanLines(l.Text)) // a collector may reply anything
 	return err
 }
