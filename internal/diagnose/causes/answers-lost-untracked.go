@@ -22,7 +22,7 @@ func judgeUntracked(f facts) *verdict {
 	// Entries may be gone at once: of a SYN that is refused. What keeps packets out is a rule before connection tracking.
 	var before []snapshot.Chain
 	for _, c := range f.Chains {
-		if (c.Hook == "prerouting" || c.Hook == "output") && c.Priority <= -200 && c.Rules > 0 {
+		if (c.Hook == "prerouting" || c.Hook == "output") && c.Priority <= -200 && c.Rules > 0 && !f.ofEngine(c) { // of stateless maps
 			before = append(before, c)
 		}
 	}

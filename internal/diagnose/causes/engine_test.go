@@ -185,6 +185,17 @@ func TestEngineNFTRules(t *testing.T) {
 			last.Walk, last.DropRules = []snapshot.Rule{dropped}, []snapshot.DropRule{{Number: 4, Verdict: "drop", Packets: &n}}
 			s.Engine = &snapshot.Engine{Kind: "nft", Table: "ip natkit", File: "/etc/natkit.yaml"}
 		}, "", "natkit rules"},
+		{"a host at its limit of connections", "rule-drop", func(s *snapshot.Snapshot) {
+			examples["rule-drop"](s)
+			for i := range s.Chains {
+				s.Chains[i].DropRules, s.Chains[i].Walk = nil, nil
+			}
+			n := uint64(950_000)
+			over := snapshot.Rule{Number: 1, Handle: 9, Text: "add @connections { ip saddr ct count over 100 } drop", Verdict: "drop", Packets: &n, Matches: []snapshot.Match{{Text: "add @connections { ip saddr ct count over 100 }"}}}
+			s.Chains = append(s.Chains, snapshot.Chain{Backend: "nft", Family: "ip", Table: "natkit", Name: "prerouting", Hook: "prerouting", Type: "nat", Policy: "accept", Rules: 1,
+				Walk: []snapshot.Rule{over}, DropRules: []snapshot.DropRule{{Number: 1, Verdict: "drop", Packets: &n}}})
+			s.Engine = &snapshot.Engine{Kind: "nft", Table: "ip natkit", File: "/etc/natkit.yaml"}
+		}, "", "# natkit made this rule from sessions_per_source in /etc/natkit.yaml"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := gateway()

@@ -478,6 +478,9 @@ func (f facts) spareFrom(s culprit) (remedy []string) {
 		show = fmt.Sprintf("%s -t %s -S %s %d", tool, quote(s.Chain.Table), quote(s.Chain.Name), s.Rule.Number)
 	}
 	remedy = append(remedy, "# show the rule:", f.run(show))
+	if f.ofEngine(*s.Chain) && limit(s.Rule) != "" {
+		return append(remedy, fmt.Sprintf("# natkit made this rule from sessions_per_source in %s: these hosts have as many connections as it allows. If they need more, raise it there, and:", f.Engine.File), f.apply())
+	}
 	if f.ofEngine(*s.Chain) {
 		return append(remedy, fmt.Sprintf("# natkit made this table from %s: it drops packets for external addresses that no rule translates. If this traffic is wanted, add a rule there:", f.Engine.File),
 			f.natkit("rules"))

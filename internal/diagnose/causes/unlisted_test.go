@@ -300,6 +300,7 @@ func TestAnswersLost(t *testing.T) {
 			s.Conntrack.Table.Outsides = append(s.Conntrack.Table.Outsides, snapshot.OutsideUse{Addr: addr("198.51.100.1"), Entries: 9000, Recent: 900})
 		}), ""},
 		{"all entries are gone at once", both(untracked, func(s *snapshot.Snapshot) { s.Chains = s.Chains[:len(s.Chains)-1] }), ""},
+		{"stateless maps of engine nft", both(untracked, func(s *snapshot.Snapshot) { withNFT(s, "prerouting") }), ""},
 		{"forwarding without rules", both(untracked, func(s *snapshot.Snapshot) { s.Chains = s.Chains[1:] }), ""},
 		{"all was dropped on the way", both(untracked, func(s *snapshot.Snapshot) { s.Counters["Ip.OutTransmits"] = 0 }), ""},
 		{"a scan's echo", both(unmatched, func(s *snapshot.Snapshot) { s.Conntrack.Table.ByState["SYN_SENT"] = 2 }), ""},
