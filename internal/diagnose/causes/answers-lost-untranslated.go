@@ -105,6 +105,10 @@ func judgeUntranslated(f facts) *verdict {
 // translateFrom is how to have a network's sources translated: in the first chain that does so for
 // others, or else in one of its own.
 func (f facts) translateFrom(source netip.Addr, network netip.Prefix, out string) (remedy []string) {
+	if source.Is4() && slices.ContainsFunc(f.Chains, f.ofEngine) {
+		return []string{"# the rules of the engine; is one for this network, and for that egress interface?", f.natkit("rules"),
+			fmt.Sprintf("# if not, add one to %s (- masquerade: %s), and apply it:", f.Engine.File, network), f.apply()}
+	}
 	var chain snapshot.Chain
 	for _, c := range f.Chains {
 		if c.Hook == "postrouting" && c.Type == "nat" && concerns(c, source) {

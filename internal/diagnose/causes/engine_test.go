@@ -168,6 +168,10 @@ func TestEngineNFTRules(t *testing.T) {
 			"3c090655, line 5: snat: 10.0.0.0/8, ports", "sed -i -E '6s/"},
 		{"narrow ports, on a line that is not known", "snat-ports-exhausted", func(s *snapshot.Snapshot) { narrow(s, narrowChain(s), 0) },
 			"3c090655, line 5: snat: 10.0.0.0/8, ports", "natkit apply -f /etc/natkit.yaml"},
+		{"narrow ports of a pool", "snat-ports-exhausted", func(s *snapshot.Snapshot) {
+			narrow(s, narrowChain(s), 0)
+			s.Engine.RuleList[1].Ports = snapshot.PortRange{}
+		}, "", "# a pool in /etc/natkit.yaml gives "},
 		{"a silent backend", "backend-silent", func(s *snapshot.Snapshot) {
 			examples["backend-silent"](s)
 			s.Engine = &snapshot.Engine{Kind: "nft", Table: "ip natkit", File: "/etc/natkit.yaml",
@@ -185,6 +189,10 @@ func TestEngineNFTRules(t *testing.T) {
 			last.Walk, last.DropRules = []snapshot.Rule{dropped}, []snapshot.DropRule{{Number: 4, Verdict: "drop", Packets: &n}}
 			s.Engine = &snapshot.Engine{Kind: "nft", Table: "ip natkit", File: "/etc/natkit.yaml"}
 		}, "", "natkit rules"},
+		{"a network that no rule is for", "answers-lost", func(s *snapshot.Snapshot) {
+			addUnanswered(s, unanswered("tcp", "192.168.1.30", "203.0.113.90:443", "203.0.113.90:443", 40, 12))
+			withNFT(s, "postrouting")
+		}, "", "# if not, add one to /etc/natkit.yaml (- masquerade: 192.168.1.0/24)"},
 		{"a host at its limit of connections", "rule-drop", func(s *snapshot.Snapshot) {
 			examples["rule-drop"](s)
 			for i := range s.Chains {

@@ -234,6 +234,8 @@ func (f facts) morePorts(p ports, found bool) (remedy []string, settings []snaps
 	switch c, r := p.chain, p.allowed; {
 	case len(own) > 0:
 		remedy = append(remedy, f.editPorts(own[0])...)
+	case p.narrow && f.ofEngine(c): // of a pool
+		remedy = append(remedy, fmt.Sprintf("# a pool in %s gives %s only (ports: %d-%d): give it more, or more addresses, and:", f.Engine.File, number(rangeSize(r), "port"), r.Min, r.Max), f.apply())
 	case p.narrow && found:
 		remedy = append(remedy, fmt.Sprintf("# the rule allows %s; insert one before it that allows all:", number(rangeSize(r), "port")), f.run(widerRange(c, p.use)))
 	case p.narrow:
