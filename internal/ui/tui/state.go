@@ -16,10 +16,10 @@ import (
 // state is all that decides what the screen shows. It is changed by moments and
 // keys and knows no terminal.
 type state struct {
-	shown  *live.Moment // nil at first
-	latest *live.Moment // newer than shown while paused
-	drops  []dropped    // of the last dropsOver
-	levels []float64    // of the table, an interval each
+	shown   *live.Moment   // nil at first
+	waiting []*live.Moment // newer than shown while paused
+	drops   []dropped      // of the last dropsOver
+	levels  []float64      // of the table, an interval each
 
 	still  bool // it is text, which no key changes
 	paused bool
@@ -64,13 +64,14 @@ func newState() *state {
 
 // forget is for another namespace: nothing is known of it yet.
 func (s *state) forget() {
-	s.shown, s.latest, s.drops, s.levels, s.paused, s.from = nil, nil, nil, nil, false, 0
+	s.shown, s.waiting, s.drops, s.levels, s.paused, s.from = nil, nil, nil, nil, false, 0
 }
 
 // add takes a moment; while paused the screen stays and the count goes on.
 func (s *state) add(m *live.Moment) {
-	s.latest = m
 	if s.paused {
+		s.waiting = append(s.waiting, m)
+		s.waiting = s.waiting[max(0, len(s.waiting)-mostLevels):]
 		return
 	}
 	s.shown = m
@@ -124,8 +125,12 @@ func (s *state) key(k tcell.Key, r rune) action {
 		s.help = true
 	case r == 'p' || r == ' ':
 		s.paused = !s.paused
-		if !s.paused && s.latest != nil {
-			s.add(s.latest)
+		if !s.paused {
+			waiting := s.waiting
+			s.waiting = nil
+			for _, m := range waiting {
+				s.add(m)
+			}
 		}
 	case r == '/':
 		s.typing, s.filter = true, ""

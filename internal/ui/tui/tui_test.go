@@ -398,3 +398,30 @@ func TestTextIsWhole(t *testing.T) {
 		}
 	}
 }
+
+// What happens while the screen is paused counts, once: neither a pause without a moment in it nor one with
+// several changes a sum.
+func TestPauseCounts(t *testing.T) {
+	packets := func(s *state) (sum float64) {
+		for _, r := range s.dropRows().rows {
+			sum += r.nums[1]
+		}
+		return sum
+	}
+	// The moments after which the key is pressed, how often: no moment in the pause, or two.
+	for name, presses := range map[string]map[int]int{"no moment": {1: 2}, "two moments": {2: 1, 4: 1}} {
+		s, straight := newState(), newState()
+		for i := range 6 {
+			m := busy()
+			m.At = m.At.Add(time.Duration(i) * time.Second)
+			straight.add(m)
+			s.add(m)
+			for range presses[i] {
+				s.key(tcell.KeyRune, 'p')
+			}
+		}
+		if got, want := packets(s), packets(straight); got != want || len(s.levels) != len(straight.levels) || s.dropSeconds() != straight.dropSeconds() {
+			t.Errorf("%s: %v packets in %v s, %d levels; without a pause %v in %v s, %d", name, got, s.dropSeconds(), len(s.levels), want, straight.dropSeconds(), len(straight.levels))
+		}
+	}
+}
