@@ -7,6 +7,8 @@
 // microseconds; one data page a column and row group, with a checksum; strings by a
 // dictionary (RLE_DICTIONARY), integers as differences (DELTA_BINARY_PACKED); gzip;
 // smallest and largest value of each column in each row group. Every engine reads that.
+// The format has no checksum of a file's end, which says what of the file is looked at: it
+// is in a pair of texts of the file (checksum.go).
 // It reads back only what it writes itself: another program's file is refused. A library
 // for the whole format would make natkit half as large again.
 //

@@ -59,6 +59,9 @@ func Open(in io.ReaderAt, size int64) (*File, error) {
 	if d.err != nil {
 		return nil, d.err
 	}
+	if err := checkEnd(b, string(meta.at(6).s)); err != nil {
+		return nil, err
+	}
 	f := &File{in: in, Rows: meta.at(3).n, About: map[string]string{}}
 	for _, pair := range meta.at(5).list {
 		f.About[string(pair.at(1).s)] = string(pair.at(2).s)

@@ -156,14 +156,16 @@ func (w *Writer) Close(about map[string]string) error {
 	for i := range w.groups {
 		w.group(&e, &w.groups[i])
 	}
-	e.list(5, thriftStruct, len(about))
-	for _, key := range slices.Sorted(maps.Keys(about)) {
+	pairs := map[string]string{checksumKey: noChecksum}
+	maps.Copy(pairs, about)
+	e.list(5, thriftStruct, len(pairs))
+	for _, key := range slices.Sorted(maps.Keys(pairs)) {
 		e.begin()
 		e.binary(1, key)
-		e.binary(2, about[key])
+		e.binary(2, pairs[key])
 		e.end()
 	}
-	e.binary(6, "natkit")
+	e.binary(6, maker)
 	e.list(7, thriftStruct, len(w.fields))
 	for range w.fields { // statistics are in the order of the type
 		e.begin()
@@ -171,6 +173,7 @@ func (w *Writer) Close(about map[string]string) error {
 		e.end()
 	}
 	e.end()
+	putChecksum(e.b)
 	e.b = append(binary.LittleEndian.AppendUint32(e.b, uint32(len(e.b))), magic...)
 	return w.write(e.b)
 }

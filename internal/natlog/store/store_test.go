@@ -3,6 +3,7 @@
 package store
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/natlog"
+	"natkit/internal/natlog/parquet"
 	"natkit/internal/testutil/ktest"
 )
 
@@ -655,8 +657,12 @@ func TestDamagedFile(t *testing.T) {
 		"cut":   func(b []byte) []byte { return b[:len(b)/2] },
 		"page":  func(b []byte) []byte { b[40] ^= 1; return b },
 		"empty": func([]byte) []byte { return nil },
-		"newer": func(b []byte) []byte {
-			return []byte(strings.Replace(string(b), "natkit.log\x18\x012", "natkit.log\x18\x019", 1))
+		"newer": func([]byte) []byte {
+			var out bytes.Buffer
+			w, err := parquet.NewWriter(&out, fields())
+			r.must(err)
+			r.must(w.Close(map[string]string{"natkit.log": "9"}))
+			return out.Bytes()
 		},
 	} {
 		r.must(os.WriteFile(path, damage(slices.Clone(b)), 0o600))
