@@ -28,7 +28,13 @@ func (e *Engine) Events(ctx context.Context, fn func(*rulefile.Event) bool) (err
 	if err := e.enableEvents(true); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, e.enableEvents(false)) }()
+	renewed, over := make(chan struct{}), make(chan struct{})
+	go func() { defer close(renewed); e.renewEvents(over) }()
+	defer func() {
+		close(over)
+		<-renewed
+		err = errors.Join(err, e.enableEvents(false))
+	}()
 	boot, err := bootTime()
 	if err != nil {
 		return err
@@ -49,6 +55,20 @@ func (e *Engine) Events(ctx context.Context, fn func(*rulefile.Event) bool) (err
 		}
 		if event := e.eventOf(&raw, boot); !fn(&event) {
 			return nil
+		}
+	}
+}
+
+// renewEvents has the engine go on making events until over: another reader's end would end them.
+func (e *Engine) renewEvents(over <-chan struct{}) {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-over:
+			return
+		case <-ticker.C:
+			_ = e.enableEvents(true) // it is tried again
 		}
 	}
 }
@@ -77,9 +97,13 @@ func (e *Engine) enableEvents(on bool) error {
 		if err := e.m.Config.Lookup(slot, &config); err != nil {
 			return fmt.Errorf("read configuration: %w", err)
 		}
+		had := config.Flags
 		config.Flags &^= uint32(abiNatConfigFlagNAT_CONFIG_EVENTS)
 		if on {
 			config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_EVENTS)
+		}
+		if config.Flags == had {
+			continue
 		}
 		if err := e.m.Config.Put(slot, &config); err != nil {
 			return fmt.Errorf("switch events: %w", err)

@@ -399,6 +399,39 @@ func TestInboundRefresh(t *testing.T) {
 	}
 }
 
+// A reader goes on hearing of events when another one ends.
+func TestEventsOfTwo(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	g.configure(t, short)
+	e := engineOn(t, g.maps)
+	made := func() bool {
+		var c abiNatConfig
+		return g.maps["config"].Lookup(uint32(0), &c) == nil && c.Flags&uint32(abiNatConfigFlagNAT_CONFIG_EVENTS) != 0
+	}
+	read := func() (stop func()) {
+		if err := e.enableEvents(false); err != nil { // so that it shows when this one listens
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- e.Events(ctx, func(*rulefile.Event) bool { return true }) }()
+		ktest.Wait(t, 10*time.Second, "somebody to listen", made)
+		return func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	first, second := read(), read()
+	first()
+	ktest.Wait(t, 10*time.Second, "events for the other reader", made)
+	if second(); made() {
+		t.Error("events are made, and nobody reads them")
+	}
+}
+
 // Who reads events hears of every session that is made, ends or is refused, with what went
 // through it.
 func TestEvents(t *testing.T) {
