@@ -363,7 +363,8 @@ func openFile(s natlog.Sink, node string) (*lines, error) {
 }
 
 func (l *lines) open() error {
-	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
+	// Of a pipe that nobody reads the opening would not end otherwise.
+	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NONBLOCK, 0o640)
 	if err != nil {
 		return fmt.Errorf("open it: %w", err)
 	}

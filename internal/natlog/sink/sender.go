@@ -78,10 +78,14 @@ func (w *sender) resume(had State) {
 	w.sent, w.lost = had.Sent, had.Lost
 }
 
-// start begins with the running hour, which begins with all that is alive.
+// start begins with the running hour, which begins with all that is alive. So does a sink whose
+// position no hour has had yet: the files that it was about were removed, and hours are counted from 1 again.
 func (w *sender) start(part store.Position) {
-	if w.placed {
+	if w.placed && w.confirmed.Hour < part.Hour {
 		return
+	}
+	if w.placed {
+		w.sinks.o.Say(fmt.Sprintf("sink %s: the log has no such hour as it was sent last: it begins again with what is alive", w.to.URL))
 	}
 	w.placed, w.confirmed, w.reading, w.first, w.live = true, part, part, part.Hour, true
 }

@@ -14,6 +14,7 @@ package sink
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -80,6 +81,10 @@ func Open(o Options) (*Sinks, error) {
 		}
 	}
 	f, err := Read(o.Dir)
+	if errors.Is(err, store.ErrDamaged) { // a log that is not kept is worse
+		o.Say(fmt.Sprintf("%v: positions are lost, and all sinks begin again with what is alive", err))
+		err = nil
+	}
 	if err != nil {
 		return nil, err
 	}

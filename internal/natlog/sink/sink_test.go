@@ -489,3 +489,72 @@ func TestRefusedAtOpen(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Damaged positions cost positions: the log is kept, and sinks begin again.
+func TestDamagedPositions(t *testing.T) {
+	r := newReceiver(t)
+	g := &gateway{t: t, dir: t.TempDir()}
+	if err := os.WriteFile(filepath.Join(g.dir, FileName), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g.open(r.url())
+	g.append(10)
+	ktest.Wait(t, time.Minute, "all records", func() bool { return r.has() == 10 })
+	g.close()
+	if len(g.said) == 0 || !strings.Contains(g.said[0], "begin again") {
+		t.Errorf("said %q", g.said)
+	}
+}
+
+// Where the files of the log were removed, hours are counted from 1 again: a sink that had more of them
+// does not wait until there are as many.
+func TestPositionBeyondLog(t *testing.T) {
+	r := newReceiver(t)
+	g := &gateway{t: t, dir: t.TempDir()}
+	had := State{URL: r.url(), Position: store.Position{Hour: 500, Offset: 4000, Records: 70}, FirstHour: 3}
+	if err := writeFile(g.dir, File{Sinks: []State{had}}); err != nil {
+		t.Fatal(err)
+	}
+	g.open(r.url())
+	g.append(10)
+	ktest.Wait(t, 10*time.Second, "all records", func() bool { return r.has() == 10 })
+	g.close()
+	if s := g.state(r.url()); s.Position.Hour != 1 || s.FirstHour != 1 || s.Waiting != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A pipe that nobody reads does not keep the log from ending, and has all once somebody does.
+func TestPipe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g := &gateway{t: t, dir: t.TempDir()}
+	g.open("json://" + path)
+	g.append(5)
+	closed := make(chan struct{})
+	go func() { g.close(); close(closed) }()
+	select {
+	case <-closed:
+	case <-time.After(20 * time.Second):
+		t.Fatal("it does not end")
+	}
+	g.open("json://" + path)
+	reader, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	lines := bufio.NewScanner(reader)
+	for n := 0; n < 5; {
+		var l wire.Line
+		if !lines.Scan() || json.Unmarshal(lines.Bytes(), &l) != nil {
+			t.Fatalf("after %d records: %q, %v", n, lines.Text(), lines.Err())
+		}
+		if l.Note != "" && l.Event == "created" {
+			n++
+		}
+	}
+	g.close()
+}

@@ -55,8 +55,8 @@ func Read(dir string) (f File, err error) {
 		return f, nil
 	case errors.Is(err, store.ErrNewer):
 		return f, fmt.Errorf("%w, or remove the file to begin again", err)
-	case errors.Is(err, store.ErrDamaged): // positions are lost, and each sink begins with what is alive
-		return File{}, fmt.Errorf("%w: remove it, and all sinks begin again with what is alive", err)
+	case errors.Is(err, store.ErrDamaged):
+		return File{}, err
 	}
 	return f, fmt.Errorf("read the positions of sinks: %w", err)
 }

@@ -56,22 +56,14 @@ const (
 	netflowTemplates             = 0
 )
 
-// NewFlow makes the encoder of a sink.
+// NewFlow makes the encoder of a connection to a sink: the other end knows no templates, and records are
+// counted from 0 (RFC 7011, section 3.1: a sequence is a transport session's).
 func NewFlow(s natlog.Sink) *Flow {
 	f := &Flow{Form: s.Form, Domain: s.Domain, Size: s.Size, templates: map[shape]*template{}}
 	if s.Transport == natlog.UDP {
 		f.Refresh = s.Refresh
 	}
 	return f
-}
-
-// Connected is that a new connection begins: the other end knows no templates. Over TCP its
-// records are counted from 0 (RFC 7011, section 3.1: a sequence is a transport session's).
-func (f *Flow) Connected() {
-	f.forget()
-	if f.Refresh == 0 {
-		f.sequence = 0
-	}
 }
 
 func (f *Flow) forget() {

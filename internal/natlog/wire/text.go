@@ -19,7 +19,7 @@ import (
 // Line is a record as JSON, in the sinks json and kafka.
 type Line struct {
 	Time        time.Time         `json:"time"`
-	Event       string            `json:"event"`                // created, ended, alive, exhausted, quota, gap
+	Event       string            `json:"event"`                // created, ended, alive, exhausted, quota, gap, applied
 	Kind        string            `json:"kind,omitempty"`       // mapping, session, block
 	Source      string            `json:"translator,omitempty"` // kernel, ebpf
 	Node        string            `json:"node,omitempty"`       // the machine
