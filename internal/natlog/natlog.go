@@ -123,6 +123,25 @@ func Mark(source Source, at Micros, note string) Record {
 	return Record{Translation: Translation{Source: source}, Event: Tick, Time: at, Note: note}
 }
 
+// unseen is the note of an end that nobody saw: it was after a time.
+const (
+	unseen     = "ended unseen after "
+	unseenTime = "2006-01-02T15:04:05.000000Z"
+)
+
+// Unseen is the note of an end that is recorded when it is found out.
+func Unseen(after Micros) string { return unseen + after.Time().Format(unseenTime) }
+
+// Least is the earliest time at which what has ended can have done so: Time, unless nobody saw it.
+func (r *Record) Least() Micros {
+	if _, after, ok := strings.Cut(r.Note, unseen); ok {
+		if at, err := time.Parse(unseenTime, after); err == nil {
+			return min(MicrosOf(at), r.Time)
+		}
+	}
+	return r.Time
+}
+
 // Has reports whether the translation had an external port. Port 0 is asked for where
 // there are no ports.
 func (t *Translation) Has(port uint16, protocol uint8) bool {

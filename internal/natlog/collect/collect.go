@@ -126,25 +126,33 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	listening, err := c.listenToKernel(ctx, engine != nil)
+	kernel, err := c.listenToKernel(ctx, engine != nil)
 	if err != nil || ctx.Err() != nil {
-		if engine != nil {
-			err = errors.Join(err, engine.close())
-		}
-		return err
+		return errors.Join(err, closeBoth(engine, kernel))
 	}
 	sinks, err := c.openSinks()
 	if err == nil {
-		err = c.begin(ctx, engine, listening)
+		err = c.begin(ctx, engine, kernel)
 	}
 	if err != nil {
-		return errors.Join(err, c.closeSources(), sinks.Close())
+		return errors.Join(err, closeBoth(engine, kernel), sinks.Close())
 	}
 	defer func() { err = errors.Join(err, c.closeSources(), c.store.Close(), sinks.Close()) }()
 	alive := 0
 	c.each(func(natlog.Record) bool { alive++; return true })
 	o.Started(alive)
 	return c.loop(ctx)
+}
+
+// closeBoth closes sources of a log that has not begun.
+func closeBoth(engine *engineSource, kernel *kernelSource) (err error) {
+	if engine != nil {
+		err = engine.close()
+	}
+	if kernel != nil {
+		err = errors.Join(err, kernel.close())
+	}
+	return err
 }
 
 // openSinks has the store send to them what it writes.
@@ -188,9 +196,6 @@ func (c *collector) begin(ctx context.Context, engine *engineSource, kernel *ker
 		c.add(kernel)
 	}
 	if c.store, err = store.Open(c.o.Store); err != nil {
-		if engine != nil && kernel != nil {
-			err = errors.Join(err, kernel.close())
-		}
 		return err
 	}
 	if engine != nil {
@@ -303,12 +308,18 @@ func (c *collector) takeAll(ctx context.Context) error {
 	return nil
 }
 
-// last records what has happened until now.
+// last records what has happened until now, and of the kernel what was heard.
 func (c *collector) last() error {
-	if err := c.checkClock(context.Background()); err != nil || c.engine == nil {
-		return err
+	errs := []error{c.checkClock(context.Background())}
+	for _, s := range c.sources {
+		errs = append(errs, s.take(context.Background()))
 	}
-	return c.engine.take(context.Background())
+	for i, err := range errs {
+		if errors.Is(err, context.Canceled) { // nobody listens to the kernel any more
+			errs[i] = nil
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (c *collector) tick(ctx context.Context) error {

@@ -419,7 +419,7 @@ func (s *engineSource) apply(r *datapath.LogRecord) {
 		}
 		if known {
 			if since, last := s.drop(r.LogKey); last {
-				s.record(r.LogKey, natlog.Ended, at, since, "its end was not recorded")
+				s.record(r.LogKey, natlog.Ended, at, since, natlog.Unseen(max(since, s.floor)))
 			}
 		}
 		if s.add(r.LogKey, at) {
@@ -570,7 +570,7 @@ func (s *engineSource) tick(context.Context) (over bool, err error) {
 	case now.record == rulefile.LogDefault: // it is opened again, and asked to record
 		return true, s.end("the rules have nothing recorded any more")
 	case now != s.what:
-		return false, s.compare()
+		return false, s.compare(s.c.now())
 	case len(s.ahead) == 0:
 		s.holes = time.Time{}
 	case s.holes.IsZero():
@@ -578,7 +578,7 @@ func (s *engineSource) tick(context.Context) (over bool, err error) {
 	case time.Since(s.holes) > holesFor:
 		if since := s.begin(s.mark.at); !s.skip() { // cannot happen: a number is taken where a loss is counted, too
 			s.c.gap(natlog.Engine, since, s.c.now(), "records of the engine are missing")
-			return false, s.compare()
+			return false, s.compare(since)
 		}
 	}
 	return false, nil
@@ -607,7 +607,7 @@ func (s *engineSource) recordLoss() error {
 	loss := s.log.Lost()
 	first, last := s.begin(loss.First), s.time(loss.Last)
 	s.c.gap(natlog.Engine, first, last, "the engine's log was full: nobody read it, or not fast enough")
-	if err := s.compare(); err != nil {
+	if err := s.compare(first); err != nil {
 		return err
 	}
 	s.log.Recorded(loss)
@@ -615,10 +615,10 @@ func (s *engineSource) recordLoss() error {
 	return nil
 }
 
-// compare looks what is alive. What the maps do not have has ended unseen, what only they have has
-// begun so; but for what records are about that came since the look began: they are right, since an
+// compare looks what is alive. What the maps do not have has ended unseen, after a time until which
+// nothing was missed, what only they have has begun so; but for what records are about that came since the look began: they are right, since an
 // end is recorded while the maps still have what ends, and a beginning when they have it.
-func (s *engineSource) compare() error {
+func (s *engineSource) compare(missed natlog.Micros) error {
 	now := s.what
 	if now.record, now.destinations = s.log.What(); now.destinations != s.what.destinations {
 		s.endAll("recorded otherwise from here on")
@@ -646,7 +646,7 @@ func (s *engineSource) compare() error {
 		if _, there := found[k]; there || s.touched[k] {
 			continue
 		}
-		note := "ended unseen"
+		note := natlog.Unseen(max(missed, s.alive[k]))
 		if !s.recorded(k.Kind) {
 			note = "not recorded from here on"
 		}

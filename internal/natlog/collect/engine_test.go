@@ -324,7 +324,7 @@ func TestEngineEndDuringLook(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		ended := uint64(monotonic())
 		time.Sleep(20 * time.Millisecond)
-		if err := c.engine.compare(); err != nil {
+		if err := c.engine.compare(c.now()); err != nil {
 			t.Fatal(err)
 		}
 		r.log.happens(datapath.LogEnded, key(5000))

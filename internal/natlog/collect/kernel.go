@@ -22,10 +22,12 @@ type kernelSource struct {
 	tracker  *tracker
 	auto     bool // entries end without an event if they began while nobody listened (nf_conntrack_events=2), or events were off
 	looked   time.Time
-	before   int // translations of which no event may tell the end
+	dumped   int64 // CLOCK_MONOTONIC when the table began to be read the last time
+	before   int   // translations of which no event may tell the end
 
 	modeAt time.Time     // when the setting of events was read
 	on     natlog.Micros // when it was on, the last time
+	wasOn  int64         // CLOCK_MONOTONIC, before it was off
 	off    bool
 }
 
@@ -84,7 +86,7 @@ func newKernelSource(ctx context.Context, c *collector) (_ *kernelSource, err er
 	}
 	s.tracker, s.before, s.looked = found, len(found.alive), time.Now()
 	found.dump = false // what it has from here on is heard
-	s.modeAt, s.on = s.looked, c.now()
+	s.modeAt, s.on, s.wasOn = s.looked, c.now(), monotonic()
 	if s.auto {
 		c.o.Say("net.netfilter.nf_conntrack_events is 2: ends of entries that are older than this start are seen up to a minute late; with 1 they are not")
 	}
@@ -133,41 +135,53 @@ func (s *kernelSource) listen(ctx context.Context) {
 	}
 }
 
+// take records what was heard until now. What comes during that is for the next call, however much it is.
 func (s *kernelSource) take(ctx context.Context) error {
-	for {
-		select {
-		case b := <-s.heard:
-			if b.err != nil {
-				return b.err
-			}
-			if err := s.takeBatch(ctx, &b); err != nil {
-				return err
-			}
-		default:
-			return nil
+	lost := int64(0) // since when; 0: nothing was
+	for range waitingBatches {
+		b, ok := s.next()
+		if !ok {
+			break
 		}
+		if b.err != nil {
+			return b.err
+		}
+		s.record(b.events)
+		if b.lost && lost == 0 {
+			lost = b.since
+		}
+	}
+	if lost == 0 {
+		return nil
+	}
+	if err := s.look(ctx, lost); err != nil {
+		return err
+	}
+	s.c.o.Say("the kernel could not deliver all events: the log has a gap, and what is alive was read again")
+	s.c.gap(natlog.Kernel, s.c.time(lost), s.c.now(), "events came faster than they could be read")
+	return nil
+}
+
+// next is the next batch that was heard, if there is one.
+func (s *kernelSource) next() (b batch, ok bool) {
+	select {
+	case b = <-s.heard:
+		return b, true
+	default:
+		return b, false
 	}
 }
 
-// takeBatch records what was heard.
-func (s *kernelSource) takeBatch(ctx context.Context, b *batch) error {
-	for i := range b.events {
-		if e := &b.events[i]; e.ended {
+// record records events.
+func (s *kernelSource) record(events []event) {
+	for i := range events {
+		if e := &events[i]; e.ended {
 			s.tracker.end(&e.flow, s.c.time(e.at), s.c.record)
 		} else {
 			s.tracker.begin(&e.flow, s.c.time(e.at), s.c.record)
 		}
 	}
 	s.c.append()
-	if !b.lost {
-		return nil
-	}
-	if err := s.look(ctx); err != nil {
-		return err
-	}
-	s.c.o.Say("the kernel could not deliver all events: the log has a gap, and what is alive was read again")
-	s.c.gap(natlog.Kernel, s.c.time(b.since), s.c.now(), "events came faster than they could be read")
-	return nil
 }
 
 func (s *kernelSource) tick(ctx context.Context) (over bool, err error) {
@@ -182,7 +196,7 @@ func (s *kernelSource) tick(ctx context.Context) (over bool, err error) {
 		}
 	}
 	if s.auto && s.before > 0 && time.Since(s.looked) >= looks {
-		return false, s.look(ctx)
+		return false, s.look(ctx, s.dumped)
 	}
 	return false, nil
 }
@@ -197,18 +211,22 @@ func (s *kernelSource) follow(ctx context.Context, mode conntrack.EventsMode) er
 		s.c.gap(natlog.Kernel, s.on, s.c.now(), "conntrack events were off (net.netfilter.nf_conntrack_events)")
 	}
 	s.on = s.c.now()
+	if !was && !s.off {
+		s.wasOn = monotonic()
+	}
 	switch {
 	case s.off && !was:
 		s.c.o.Say("net.netfilter.nf_conntrack_events was set to 0: nothing of the kernel's NAT is recorded; `sysctl -w net.netfilter.nf_conntrack_events=1`")
 	case was && !s.off:
 		s.c.o.Say("conntrack events are on again: what is alive was read")
-		return s.look(ctx)
+		return s.look(ctx, s.wasOn)
 	}
 	return nil
 }
 
-// look compares what is alive with the table.
-func (s *kernelSource) look(ctx context.Context) error {
+// look compares what is alive with the table. Heard is the time of CLOCK_MONOTONIC until which the
+// ends of what is not there any more were heard.
+func (s *kernelSource) look(ctx context.Context, heard int64) error {
 	found, err := s.dump(ctx)
 	if ctx.Err() != nil {
 		return nil
@@ -217,7 +235,7 @@ func (s *kernelSource) look(ctx context.Context) error {
 		return err
 	}
 	s.looked = time.Now()
-	s.tracker.replace(found, s.c.now(), s.c.record)
+	s.tracker.replace(found, s.c.time(heard), s.c.now(), s.c.record)
 	s.before = s.tracker.unheard()
 	s.c.append()
 	return nil
@@ -227,6 +245,7 @@ func (s *kernelSource) look(ctx context.Context) error {
 // it; then it is asked again.
 func (s *kernelSource) dump(ctx context.Context) (found *tracker, err error) {
 	const tries = 3
+	s.dumped = monotonic()
 	for range tries {
 		found = newTracker(s.c.o.What)
 		found.seed, found.dump = s.tracker.seed, true

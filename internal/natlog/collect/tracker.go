@@ -110,8 +110,8 @@ func (t *tracker) reported(at natlog.Micros) {
 }
 
 // replace takes what a dump of the table found for what is alive: what is not there has
-// ended unseen, what is new began unseen.
-func (t *tracker) replace(found *tracker, at natlog.Micros, record func(natlog.Record)) {
+// ended unseen, after all was heard the last time; what is new began unseen.
+func (t *tracker) replace(found *tracker, heard, at natlog.Micros, record func(natlog.Record)) {
 	for tr, l := range t.alive {
 		if now, ok := found.alive[tr]; ok {
 			now.since, now.seen, now.unheard = l.since, l.seen, l.unheard || now.sessions > l.sessions
@@ -119,7 +119,7 @@ func (t *tracker) replace(found *tracker, at natlog.Micros, record func(natlog.R
 		} else if found.partial {
 			found.alive[tr] = l
 		} else {
-			record(natlog.Record{Translation: tr, Event: natlog.Ended, Time: at, Since: l.since})
+			record(natlog.Record{Translation: tr, Event: natlog.Ended, Time: at, Since: l.since, Note: natlog.Unseen(max(heard, l.since))})
 		}
 	}
 	for tr, l := range found.alive {

@@ -55,7 +55,8 @@ func TestTranslations(t *testing.T) {
 // A mapping lives as long as one session uses it; an event that a dump had is no second one.
 func TestTracker(t *testing.T) {
 	var got []natlog.Event
-	record := func(r natlog.Record) { got = append(got, r.Event) }
+	var last natlog.Record
+	record := func(r natlog.Record) { got, last = append(got, r.Event), r }
 	expect := func(what string, want ...natlog.Event) {
 		t.Helper()
 		if !slices.Equal(got, want) {
@@ -87,17 +88,20 @@ func TestTracker(t *testing.T) {
 		}
 		return d
 	}
-	tr.replace(dump(one, other), 70, record)
+	tr.replace(dump(one, other), 65, 70, record)
 	expect("another began unseen", natlog.Alive)
 	if l := tr.alive[func() natlog.Translation { trs, _ := translations(one, What{}); return trs[0] }()]; l.since != 60 {
 		t.Errorf("since %d, want 60", l.since)
 	}
 	partial := dump(other)
 	partial.partial = true
-	tr.replace(partial, 75, record)
+	tr.replace(partial, 72, 75, record)
 	expect("a dump that may be incomplete ends nothing")
-	tr.replace(dump(other), 80, record)
+	tr.replace(dump(other), 77, 80, record)
 	expect("one ended unseen", natlog.Ended)
+	if last.Time != 80 || last.Least() != 77 {
+		t.Errorf("it ended from %d to %d", last.Least(), last.Time)
+	}
 	tr.end(other, 90, record)
 	expect("what a dump found ends by its event", natlog.Ended)
 }
@@ -117,7 +121,7 @@ func TestEndDuringDump(t *testing.T) {
 	for _, f := range []*conntrack.Flow{one, two} {
 		found.begin(f, 0, func(natlog.Record) {})
 	}
-	tr.replace(found, 100, record)
+	tr.replace(found, 100, 100, record)
 	tr.end(one, 95, record)
 	tr.end(two, 95, record)
 	if len(got) != 4 || got[1].Event != natlog.Alive || got[2].Time != 100 || got[3].Time != 95 {
@@ -152,15 +156,15 @@ func TestUnheard(t *testing.T) {
 	if n := tr.unheard(); n != 1 {
 		t.Errorf("%d after the start, want 1", n)
 	}
-	tr.replace(dump(tr, one, two), 70, quiet)
+	tr.replace(dump(tr, one, two), 70, 70, quiet)
 	if n := tr.unheard(); n != 1 {
 		t.Errorf("%d after a look, want 1", n)
 	}
-	tr.replace(dump(tr, one, same), 80, quiet)
+	tr.replace(dump(tr, one, same), 80, 80, quiet)
 	if n := tr.unheard(); n != 1 {
 		t.Errorf("%d with a session of a mapping that was not heard, want 1", n)
 	}
-	tr.replace(dump(tr), 90, quiet)
+	tr.replace(dump(tr), 90, 90, quiet)
 	if n := tr.unheard(); n != 0 {
 		t.Errorf("%d when all have ended, want 0", n)
 	}

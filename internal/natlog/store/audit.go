@@ -28,20 +28,43 @@ type Audit struct {
 
 // WriteAudit appends a line and has it on the disk when it returns.
 func WriteAudit(dir string, a Audit) error {
+	if err := writeAudit(dir, a); err != nil {
+		return fmt.Errorf("write the audit file: %w", err)
+	}
+	return nil
+}
+
+func writeAudit(dir string, a Audit) error {
 	line, err := json.Marshal(a)
 	if err != nil {
-		return fmt.Errorf("write the audit file: %w", err)
+		return err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, AuditFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	f, err := os.OpenFile(filepath.Join(dir, AuditFile), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
-		return fmt.Errorf("write the audit file: %w", err)
+		return err
 	}
 	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if size := info.Size(); size > 0 { // the disk may have been full in the middle of the last line
+		var last [1]byte
+		if _, err := f.ReadAt(last[:], size-1); err != nil {
+			return err
+		}
+		if last[0] != '\n' {
+			line = append([]byte{'\n'}, line...)
+		}
+	}
 	if _, err := f.Write(append(line, '\n')); err != nil {
-		return fmt.Errorf("write the audit file: %w", err)
+		return err
 	}
 	if err := f.Sync(); err != nil {
-		return fmt.Errorf("write the audit file: %w", err)
+		return err
+	}
+	if info.Size() == 0 { // its name is new
+		return syncFolder(dir)
 	}
 	return nil
 }

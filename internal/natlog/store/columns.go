@@ -104,6 +104,7 @@ var columns = slices.Concat(
 
 // What a look-up reads first, by place in columns.
 var (
+	columnTime     = columnNamed("time")
 	columnExternal = columnNamed("external_address")
 	columnPort     = columnNamed("external_port")
 	columnLast     = columnNamed("external_port_last")

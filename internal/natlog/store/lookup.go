@@ -32,7 +32,7 @@ type Life struct {
 	// Since is when it began; 0: before Log, when the log first has it.
 	Since, Log natlog.Micros
 	// Until is when it ended; 0: it had not at the end of the log. It ended not before
-	// Least: between the two the log has a gap.
+	// Least: between the two nobody saw it end, or the log cannot be read.
 	Until, Least natlog.Micros
 	// Gap is that the log has a gap in the middle: the same was there again after it.
 	Gap bool
@@ -156,7 +156,11 @@ func (r *reader) ask(dir string) error {
 	var covered []Span
 	before := false // the hour before has some of the time asked about
 	for i := range r.hours {
-		if !r.touches(i) {
+		touched, err := r.touches(i)
+		if err != nil {
+			return err
+		}
+		if !touched {
 			if err := r.gapsBefore(i, before); err != nil {
 				return err
 			}
@@ -216,9 +220,66 @@ func (r *reader) asked(rec *natlog.Record) bool {
 }
 
 // touches reports whether an hour can have something of the time asked about.
-func (r *reader) touches(at int) bool {
+func (r *reader) touches(at int) (bool, error) {
 	_, begin, end := r.hours[at].span()
-	return begin <= r.q.Upto+late && end >= r.q.Since
+	if end < r.q.Since {
+		return false, nil
+	}
+	if begin <= r.q.Upto+late {
+		return true, nil
+	}
+	last, err := r.lastPart(&r.hours[at])
+	return last >= 0, err
+}
+
+// lastPart is the last part of an hour that has something of the time asked about; -1: none has.
+func (r *reader) lastPart(h *hour) (int, error) {
+	for i := range slices.Backward(h.parts) {
+		if has, err := r.hasOf(&h.parts[i]); has || err != nil {
+			return i, err
+		}
+	}
+	return -1, nil
+}
+
+// hasOf reports whether a part has something of the time asked about, or of before: what was read late
+// may be in a part that begins later.
+func (r *reader) hasOf(p *part) (bool, error) {
+	begin := natlog.MicrosOf(p.begin)
+	if begin <= r.q.Upto+late || begin > r.q.Upto+knownBy {
+		return begin <= r.q.Upto+late, nil
+	}
+	if p.journal {
+		return r.hasEarlier(r.journals[p.path].records), nil
+	}
+	f, err := openFile(p.path)
+	if err != nil {
+		return false, unlessGone(err)
+	}
+	earliest := natlog.MicrosOf(p.end)
+	for i := range f.Groups {
+		least, _ := f.Groups[i].Ints(columnTime)
+		earliest = min(earliest, natlog.Micros(least))
+	}
+	if f.close(); earliest > r.q.Upto {
+		return false, nil
+	}
+	records, _, _, err := r.read(*p)
+	return r.hasEarlier(records), unlessGone(err)
+}
+
+// hasEarlier reports whether records asked for are not after the time asked about.
+func (r *reader) hasEarlier(records []natlog.Record) bool {
+	return slices.ContainsFunc(records, func(rec natlog.Record) bool { return rec.Event != natlog.Gap && rec.Time <= r.q.Upto })
+}
+
+// unlessGone is an error that a file is gone: it is listed again. What else is wrong with a file of
+// later matters to who asks about that time.
+func unlessGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // gapsBefore reads the gaps that an hour has of the time before it, if they can be of the time asked
@@ -240,9 +301,9 @@ func (r *reader) gapsBefore(at int, touched bool) error {
 		for k := range records {
 			r.gap(&records[k])
 		}
-		if errors.Is(err, fs.ErrNotExist) {
+		if err := unlessGone(err); err != nil { // who could not be read is no gap of that time
 			return err
-		} // who could not be read is no gap of that time
+		}
 	}
 	return nil
 }
@@ -274,12 +335,16 @@ func (r *reader) askHour(at int) ([]Span, error) {
 	live := map[natlog.Translation]*Life{}
 	var ended []Life
 	var covered []Span
+	last, err := r.lastPart(h)
+	if err != nil {
+		return nil, err
+	}
 	whole := true // no part before this one is missing
 	for i, p := range h.parts {
 		if whole = whole && p.index == i; !whole {
 			break // who was alive is not known from here on
 		}
-		if i > 0 && natlog.MicrosOf(p.begin) > r.q.Upto+late && len(live) == 0 {
+		if i > max(0, last) && len(live) == 0 {
 			covered[0].Until = max(covered[0].Until, r.q.Upto)
 			break
 		}
@@ -339,12 +404,14 @@ func follow(live map[natlog.Translation]*Life, rec *natlog.Record) (ended Life, 
 			live[rec.Translation] = &Life{Translation: rec.Translation, Since: since, Log: rec.Time}
 		}
 	case natlog.Ended:
-		life := live[rec.Translation]
+		life, least := live[rec.Translation], rec.Least()
 		if life == nil {
 			life = &Life{Translation: rec.Translation, Since: rec.Since, Log: rec.Time}
+		} else {
+			least = max(least, life.Log)
 		}
 		delete(live, rec.Translation)
-		life.Until, life.Least = rec.Time, rec.Time
+		life.Until, life.Least = rec.Time, min(max(least, rec.Since), rec.Time)
 		return *life, true
 	}
 	return ended, false
@@ -375,46 +442,85 @@ func (r *reader) add(life Life) {
 // begins with it, or before the next one.
 func (r *reader) end(life *Life, at int) {
 	later := r.hours[at+1:]
-	// begins finds the life among those that hour i begins with.
-	begins := func(i int) (found, known bool) {
-		for _, p := range later[i].parts {
-			records, _, _, err := r.read(p)
-			if err != nil {
-				return false, false
-			}
-			for k := range records {
-				rec := &records[k]
-				if rec.Event == natlog.Alive && rec.Translation == life.Translation && (rec.Since == 0 || sameMoment(rec.Since, life.Since)) {
-					life.Gap = life.Gap || !sameMoment(rec.Since, life.Since)
-					return true, true
-				}
+	n := firstWithout(len(later), func(i int) bool { has, read := r.begins(&later[i], life, false); return has || !read })
+	if n < len(later) && life.Since != 0 {
+		if has, _ := r.begins(&later[n], life, true); has { // there after a gap: since when is not known of it
+			life.Gap = true
+			n += firstWithout(len(later)-n, func(i int) bool { has, read := r.begins(&later[n+i], life, true); return has || !read })
+		}
+	}
+	last := n - 1 // of those that can be read
+	for last >= 0 {
+		if _, read := r.begins(&later[last], life, false); read {
+			break
+		}
+		last--
+	}
+	in := &r.hours[at]
+	if last >= 0 {
+		in = &later[last]
+	}
+	end, ended, whole := r.endIn(in, life, last >= 0)
+	switch {
+	case ended:
+	case n < len(later):
+		life.Least, life.Until = end, natlog.MicrosOf(later[n].begin)
+	case last+1 < n || !whole:
+		life.Least = end
+	}
+}
+
+// begins reports whether an hour begins with a life, and whether it can be read. unsure: also one that
+// looks the same, of which the hour does not know since when it was there.
+func (r *reader) begins(h *hour, life *Life, unsure bool) (has, read bool) {
+	for _, p := range h.parts {
+		records, _, _, err := r.read(p)
+		if err != nil {
+			return false, false
+		}
+		for k := range records {
+			rec := &records[k]
+			if rec.Event == natlog.Alive && rec.Translation == life.Translation && (sameMoment(rec.Since, life.Since) || unsure && rec.Since == 0) {
+				return true, true
 			}
 		}
-		return false, true
 	}
-	n := sort.Search(len(later), func(i int) bool { found, known := begins(i); return known && !found })
-	last, end := &r.hours[at], natlog.Micros(0)
-	if n > 0 {
-		last = &later[n-1]
-	}
+	return false, true
+}
+
+// endIn looks for the end of a life in an hour. begun: the hour begins with it. It gives how far the
+// hour goes, and whether all of it could be read.
+func (r *reader) endIn(h *hour, life *Life, begun bool) (end natlog.Micros, ended, whole bool) {
 	open := map[natlog.Translation]*Life{}
-	for _, p := range last.parts {
+	for i, p := range h.parts {
 		records, _, upto, err := r.read(p)
-		if err != nil {
-			break
+		if err != nil || p.index != i {
+			return end, false, false
 		}
 		end = max(end, upto)
 		for k := range records {
 			rec := &records[k]
-			if ended, ok := follow(open, rec); ok && ended.Translation == life.Translation && (ended.Since == 0 || sameMoment(ended.Since, life.Since)) && (n > 0 || rec.Time >= life.Log) {
-				life.Until, life.Least = rec.Time, rec.Time
-				return
+			if was, ok := follow(open, rec); ok && was.Translation == life.Translation && (was.Since == 0 || sameMoment(was.Since, life.Since)) && (begun || rec.Time >= life.Log) {
+				life.Until, life.Least = was.Until, was.Least
+				return end, true, true
 			}
 		}
 	}
-	if n < len(later) {
-		life.Least, life.Until = end, natlog.MicrosOf(later[n].begin)
+	return end, false, true
+}
+
+// firstWithout is the first of n hours that does not have what the first ones have. It looks at the
+// next ones first: what has ended may have begun again much later.
+func firstWithout(n int, has func(i int) bool) int {
+	least, most := 0, n
+	for i, step := 0, 1; i < n; i, step = i+step, 2*step {
+		if !has(i) {
+			most = i
+			break
+		}
+		least = i + 1
 	}
+	return least + sort.Search(most-least, func(i int) bool { return !has(least + i) })
 }
 
 // read gives the records of a part about what is asked, and of gaps.

@@ -546,7 +546,9 @@ func (s *Store) tick() error {
 	case stepped >= ClockStep || stepped <= -ClockStep:
 		err = s.stepped(stepped, natlog.MicrosOf(before), natlog.MicrosOf(now))
 	case !now.Truncate(time.Hour).Equal(s.hour):
-		s.retainRules(now)
+		if s.trusted() {
+			s.retainRules(now)
+		}
 		s.convertAgain()
 		err = s.begin(0, nil)
 	default:

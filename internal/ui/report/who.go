@@ -55,7 +55,7 @@ type WhoLife struct {
 	// Since is when it began; Seen when the log first had it, where that is all that is known.
 	Since time.Time `json:"since,omitzero"`
 	Seen  time.Time `json:"seen_time"`
-	// Until is when it ended, none if the log ends before. It ended after Least.
+	// Until is when it ended, at the latest; none if the log has no end of it. It ended after Least.
 	Until time.Time `json:"until,omitzero"`
 	Least time.Time `json:"until_earliest,omitzero"`
 	// Gap is that the log has a gap in the middle: the same was there again after it.
@@ -202,10 +202,12 @@ func (l *WhoLife) text(b *bytes.Buffer) {
 		b.WriteString(l.Since.Local().Format(whoTime))
 	}
 	switch {
+	case l.Until.IsZero() && !l.Least.IsZero():
+		fmt.Fprintf(b, ", not ended at %s; what the log has after that cannot be read", l.Least.Local().Format(whoTime))
 	case l.Until.IsZero():
 		b.WriteString(", not ended at the end of the log")
 	case l.Least.Before(l.Until):
-		fmt.Fprintf(b, " to a time between %s and %s, when the log has a gap", l.Least.Local().Format(whoTime), l.Until.Local().Format(whoTime))
+		fmt.Fprintf(b, " to a time between %s and %s; its end is not in the log", l.Least.Local().Format(whoTime), l.Until.Local().Format(whoTime))
 	default:
 		fmt.Fprintf(b, " to %s", l.Until.Local().Format(whoTime))
 	}
