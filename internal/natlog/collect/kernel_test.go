@@ -11,6 +11,7 @@ import (
 	"natkit/internal/nat/datapath"
 	"natkit/internal/natlog"
 	"natkit/internal/natlog/store"
+	"natkit/internal/testutil/ktest"
 )
 
 // However fast events come, the log goes on with everything else: its clock, its hours, its end.
@@ -94,7 +95,7 @@ func TestEngineUnseenEnd(t *testing.T) {
 		r.log.room = 0
 		r.log.happens(datapath.LogEnded, key(1))
 		lost = c.time(int64(r.log.loss.First))
-		time.Sleep(5 * time.Millisecond)
+		ktest.Wait(t, time.Second, "the clock to go on", func() bool { return c.now() > lost })
 	})
 	if got := r.who(1, asked); len(got.Lives) != 1 || got.Lives[0].Least != lost || got.Lives[0].Until <= lost {
 		t.Errorf("%+v, want an end not before %v", got, lost.Time())
