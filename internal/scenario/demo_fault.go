@@ -14,6 +14,7 @@ import (
 	"natkit/internal/nat/nft"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
+	"natkit/internal/words/size"
 )
 
 // How the demo makes the published port collapse, and cures that.
@@ -46,7 +47,7 @@ func (d *demo) chooseFault(s *snapshot.Snapshot) demoFault {
 			return d.tableFull(ct)
 		}
 		d.res.FaultReason = fmt.Sprintf("filling the table to its limit of %d entries would take %s of kernel memory, more than %.0f %% of this machine's %s",
-			ct.Max, tune.Bytes(uint64(min(need, 1<<62))), 100*d.o.FillShare, tune.Bytes(s.Host.MemoryBytes))
+			ct.Max, size.Of(uint64(min(need, 1<<62))), 100*d.o.FillShare, size.Of(s.Host.MemoryBytes))
 	}
 	return d.portsExhausted()
 }

@@ -13,6 +13,7 @@ import (
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/shell"
+	"natkit/internal/words/size"
 )
 
 // DefaultMemoryShare is how much of the machine's memory the connection tracking
@@ -369,7 +370,7 @@ func (m *Memory) tooMuch() string {
 	}
 	need := float64(m.Then.Bytes) / float64(m.RAMBytes)
 	why := fmt.Sprintf("full, the table would need %s, %.1f %% of this machine's %s, and %.1f %% is allowed",
-		Bytes(m.Then.Bytes), 100*need, Bytes(m.RAMBytes), 100*m.Share)
+		size.Of(m.Then.Bytes), 100*need, size.Of(m.RAMBytes), 100*m.Share)
 	// The largest power of two that fits, with as many buckets.
 	fits := uint64(1)
 	for mul(2*fits, m.EntryBytes+m.BucketBytes) <= allowed {
@@ -392,19 +393,6 @@ func mul(a, b uint64) uint64 {
 		return 1 << 62
 	}
 	return lo
-}
-
-// Bytes writes an amount of memory for people.
-func Bytes(n uint64) string {
-	switch {
-	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
-	case n >= 1<<20:
-		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
-	case n >= 1<<10:
-		return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
-	}
-	return fmt.Sprintf("%d B", n)
 }
 
 // owners is who else sets the setting of a change, with what it means for it. An

@@ -10,11 +10,11 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"natkit/internal/diagnose/tune"
 	"natkit/internal/nat/control"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
+	"natkit/internal/words/size"
 )
 
 // AccelPlan is what `natkit accel on` does, or would do.
@@ -38,7 +38,7 @@ func (p *AccelPlan) Text(w io.Writer) error {
 	for _, l := range p.Placements {
 		fmt.Fprintf(&b, "  %s: %s\n", l.Interface, l.Reason)
 	}
-	fmt.Fprintf(&b, "%s are remembered, in %s of kernel memory\n", plural.Count(p.Flows, "flow"), tune.Bytes(uint64(p.MemoryBytes)))
+	fmt.Fprintf(&b, "%s are remembered, in %s of kernel memory\n", plural.Count(p.Flows, "flow"), size.Of(uint64(p.MemoryBytes)))
 	for _, c := range p.Changes {
 		fmt.Fprintf(&b, "changed in the namespace, until natkit accel off: %s\n", c)
 	}
@@ -111,7 +111,7 @@ func (s *AccelStatus) Text(w io.Writer) error {
 	slices.SortStableFunc(rows, func(x, y rulefile.AccelReason) int {
 		return int(s.Stats.Reasons[y.Name]) - int(s.Stats.Reasons[x.Name])
 	})
-	fmt.Fprintf(&b, "packets that bypassed the stack\n%12d  forwarded, %s\n", s.Stats.Reasons[rulefile.AccelReasons[0].Name], tune.Bytes(s.Stats.Bytes))
+	fmt.Fprintf(&b, "packets that bypassed the stack\n%12d  forwarded, %s\n", s.Stats.Reasons[rulefile.AccelReasons[0].Name], size.Of(s.Stats.Bytes))
 	if len(rows) > 0 {
 		b.WriteString("packets through the stack\n")
 	}

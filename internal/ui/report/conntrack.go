@@ -16,13 +16,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"natkit/internal/diagnose/tune"
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/nat/nft"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 	"natkit/internal/words/schema"
+	"natkit/internal/words/size"
 )
 
 // ConntrackStats is what is in a connection tracking table.
@@ -237,20 +237,20 @@ func (m *ConntrackMemory) Text(w io.Writer) error {
 		line("entry", "%d bytes (%s)", m.ObjectBytes, m.ObjectSource)
 		line("", "+%d bytes if masqueraded, accounted, time-stamped, labelled or watched", m.ExtensionBytes)
 	}
-	line("hash", "%s of %d bytes, %s, one for all namespaces", plural.Count(m.Buckets, "bucket"), m.BucketBytes, tune.Bytes(m.Buckets*m.BucketBytes))
+	line("hash", "%s of %d bytes, %s, one for all namespaces", plural.Count(m.Buckets, "bucket"), m.BucketBytes, size.Of(m.Buckets*m.BucketBytes))
 	if m.Max > 0 {
 		line("chain", "%.2f entries a bucket on average now, %.2f with a full table (an entry is in two chains)", m.ChainNow, m.ChainFull)
 	} else {
 		line("chain", "%.2f entries a bucket on average now (an entry is in two chains)", m.ChainNow)
 	}
 	if m.ObjectBytes > 0 {
-		line("now", "%s for this namespace's entries, %s if all have the extension", tune.Bytes(m.EntriesBytes), tune.Bytes(m.NowMostBytes-m.HashBytes))
+		line("now", "%s for this namespace's entries, %s if all have the extension", size.Of(m.EntriesBytes), size.Of(m.NowMostBytes-m.HashBytes))
 		if m.Max > 0 {
-			line("full", "%s for as many as it may have, %s if all have the extension", tune.Bytes(m.FullBytes-m.HashBytes), tune.Bytes(m.FullMostBytes-m.HashBytes))
+			line("full", "%s for as many as it may have, %s if all have the extension", size.Of(m.FullBytes-m.HashBytes), size.Of(m.FullMostBytes-m.HashBytes))
 		}
 	}
 	if m.SlabBytes > 0 {
-		line("slab", "%s held now for the entries of all namespaces of the host, free ones included; this namespace's share is the line \"now\"", tune.Bytes(m.SlabBytes))
+		line("slab", "%s held now for the entries of all namespaces of the host, free ones included; this namespace's share is the line \"now\"", size.Of(m.SlabBytes))
 	}
 	for _, u := range m.Unknown {
 		line("unknown", "%s", u)

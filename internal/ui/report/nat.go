@@ -11,10 +11,10 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"natkit/internal/diagnose/tune"
 	"natkit/internal/nat/control"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/words/plural"
+	"natkit/internal/words/size"
 )
 
 // NATPlan is what `natkit up` or `natkit apply` does, or would do.
@@ -33,7 +33,7 @@ func (p *NATPlan) Text(w io.Writer) error {
 	}
 	fmt.Fprintf(&b, "%s on engine %s: %s of %s\n", verb, p.Engine, plural.Count(p.Rules, "rule"), p.File)
 	if p.MemoryBytes > 0 {
-		fmt.Fprintf(&b, "kernel memory for its limits: %s\n", tune.Bytes(uint64(p.MemoryBytes)))
+		fmt.Fprintf(&b, "kernel memory for its limits: %s\n", size.Of(uint64(p.MemoryBytes)))
 	}
 	for _, l := range p.Placements {
 		fmt.Fprintf(&b, "  %s: %s\n", l.Interface, l.Reason)

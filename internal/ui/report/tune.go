@@ -12,6 +12,7 @@ import (
 	"natkit/internal/diagnose/tune"
 	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
+	"natkit/internal/words/size"
 )
 
 // TuneHistory is what natkit tune history prints with -o json.
@@ -189,7 +190,7 @@ func (p *page) tuneChanges(changes []tune.Change, before, after string) {
 			old = "?"
 		}
 		if c.MemoryBytes > 0 {
-			memory = "+" + tune.Bytes(uint64(c.MemoryBytes))
+			memory = "+" + size.Of(uint64(c.MemoryBytes))
 		}
 		rows = append(rows, []string{c.Setting, old, c.New, memory, tuneWhere(c)})
 	}
@@ -251,9 +252,9 @@ func (p *page) tuneMemory(m *tune.Memory) {
 			limit = fmt.Sprint(t.Max)
 		}
 		if m.RAMBytes > 0 {
-			share = percent.Of(ratioOf(t.Bytes, m.RAMBytes), 1) + " of " + tune.Bytes(m.RAMBytes)
+			share = percent.Of(ratioOf(t.Bytes, m.RAMBytes), 1) + " of " + size.Of(m.RAMBytes)
 		}
-		rows = append(rows, []string{name, fmt.Sprint(t.Entries), fullIn(t), limit, fmt.Sprint(t.Buckets), fmt.Sprintf("%.1f", t.Chain), tune.Bytes(t.Bytes), share})
+		rows = append(rows, []string{name, fmt.Sprint(t.Entries), fullIn(t), limit, fmt.Sprint(t.Buckets), fmt.Sprintf("%.1f", t.Chain), size.Of(t.Bytes), share})
 	}
 	row("now", m.Now)
 	if changed {
