@@ -270,7 +270,7 @@ func moved(s *snapshot.Snapshot) *snapshot.Snapshot {
 		}
 	}
 	if s.Drops != nil {
-		d := &snapshot.Drops{LostEvents: s.Drops.LostEvents}
+		d := &snapshot.Drops{Rows: []snapshot.Drop{}, LostEvents: s.Drops.LostEvents}
 		for _, row := range s.Drops.Rows {
 			if !row.Benign {
 				d.Rows = append(d.Rows, snapshot.Drop{Count: row.Count, Location: row.Location, Reason: row.Reason, Netns: row.Netns, Interface: row.Interface, Cause: row.Cause})

@@ -255,7 +255,7 @@ func (c *leavingCounter) add(packet leavingPacket, link *unix.SockaddrLinklayer)
 	at := leavingPlace{link.Ifindex, packet.src.Is6()}
 	row := c.rows[at]
 	if row == nil {
-		row = &snapshot.Leaving{}
+		row = &snapshot.Leaving{Samples: []string{}} // none known is not unknown
 		if at.six {
 			row.Family = "ipv6"
 		}

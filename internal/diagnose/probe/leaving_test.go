@@ -38,6 +38,9 @@ func TestLeavingFragments(t *testing.T) {
 	if len(row.Datagrams) != 1 || row.Datagrams[0].Port() != 53 {
 		t.Errorf("datagrams to %v, want one to port 53", row.Datagrams)
 	}
+	if row.Samples == nil { // in JSON a list that is empty, not null
+		t.Error("no list of examples")
+	}
 	if row.Others != 3+1 { // datagrams, and the segment that shows that it opens a connection
 		t.Errorf("%d packets, want 4", row.Others)
 	}
