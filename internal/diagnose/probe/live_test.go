@@ -848,8 +848,8 @@ func TestLiveLeaving(t *testing.T) {
 			Datagrams: []snapshot.Endpoint{snapshot.EndpointOf(netip.MustParseAddrPort("203.0.113.5:53"))}},
 		{Interface: "veth0", Family: "ipv6", Inside: 6, Others: 4, Samples: []string{"udp [fd00:7::9]:4000 -> [2001:db8:1::5]:53"},
 			Datagrams: []snapshot.Endpoint{snapshot.EndpointOf(netip.MustParseAddrPort("[2001:db8:1::5]:53"))}},
-		{Interface: "veth1", Back: 3},
-		{Interface: "veth1", Family: "ipv6", Back: 2},
+		{Interface: "veth1", Back: 3, Samples: []string{}},
+		{Interface: "veth1", Family: "ipv6", Back: 2, Samples: []string{}},
 	}
 	if !reflect.DeepEqual(s.Leaving, want) {
 		t.Errorf("%+v, want %+v; %+v", s.Leaving, want, s.Capabilities)
