@@ -51,6 +51,7 @@ func TestUnits(t *testing.T) {
 		checkCommandLines(t, filepath.Base(unit), "  "+command+"\n")
 	}
 	ktest.Tool(t, "systemd-analyze")
+	startEarly(t, units)
 	for _, unit := range units {
 		text, err := os.ReadFile(unit)
 		if err != nil {
@@ -68,5 +69,34 @@ func TestUnits(t *testing.T) {
 		if out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold="+exposure, there).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", filepath.Base(unit), err, out)
 		}
+	}
+}
+
+// startEarly has systemd order the units together with one that needs the network before sysinit.target, as
+// cloud-init's does: where units wait for each other, systemd leaves one out, which may be the network.
+func startEarly(t *testing.T, units []string) {
+	t.Helper()
+	dir := t.TempDir()
+	var names []string
+	for _, unit := range units {
+		text, err := os.ReadFile(unit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, filepath.Base(unit))
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(unit)), []byte(strings.ReplaceAll(string(text), "/usr/bin/natkit", "/bin/true")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	early := filepath.Join(dir, "early.service")
+	text := "[Unit]\nDefaultDependencies=no\nWants=sysinit.target network-pre.target " + strings.Join(names, " ") +
+		"\nAfter=network-pre.target\nBefore=network-online.target sysinit.target\n[Service]\nType=oneshot\nExecStart=/bin/true\n"
+	if err := os.WriteFile(early, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("systemd-analyze", "verify", "--man=no", early)
+	cmd.Env = append(os.Environ(), "SYSTEMD_UNIT_PATH="+dir+":")
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("with a network before sysinit.target: %v\n%s", err, out)
 	}
 }
