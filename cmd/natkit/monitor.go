@@ -14,9 +14,11 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/kubernetes"
@@ -140,7 +142,7 @@ It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 			return err
 		}
 		if metrics != "" {
-			if o.Metrics, err = net.Listen("tcp", metrics); err != nil {
+			if o.Metrics, err = e.listen(cmd.Context(), metrics); err != nil {
 				return fmt.Errorf("serve metrics: %w", err)
 			}
 			defer o.Metrics.Close()
@@ -250,4 +252,23 @@ func checkListen(flag, address string) error {
 		return usagef("--%s %q: want ADDRESS:PORT, such as 127.0.0.1:9641", flag, address)
 	}
 	return nil
+}
+
+// listen listens at an address. Services start before the network: an address that no interface has
+// yet is no reason not to start.
+func (e *env) listen(ctx context.Context, address string) (net.Listener, error) {
+	var config net.ListenConfig
+	l, err := config.Listen(ctx, "tcp", address)
+	if !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return l, err
+	}
+	config.Control = func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		err2 := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) })
+		return errors.Join(err, err2)
+	}
+	if l, err = config.Listen(ctx, "tcp", address); err == nil {
+		fmt.Fprintf(e.stderr, "natkit: no interface has the address of %s yet; metrics are served once one has it\n", address)
+	}
+	return l, err
 }

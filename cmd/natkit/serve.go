@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -52,8 +51,9 @@ run, and natkit serve reads on from there.
 
 --metrics serves Prometheus metrics at /metrics, and /healthz, which answers 200
 while packets are translated, otherwise 503 and why. It listens in the network
-namespace where natkit was started, even with --netns. There is no authentication:
-use an address that only the machine itself can reach.
+namespace where natkit was started, even with --netns. An address that no interface
+has yet is no error: it is served once one has it. There is no authentication: use an
+address that only the machine itself can reach.
 
 Each action is printed on one line. For systemd this is a service of Type=notify,
 or notify-reload from systemd 253.`,
@@ -86,8 +86,8 @@ or notify-reload from systemd 253.`,
 		}
 		defer o.Namespace.Close()
 		if metrics != "" {
-			if o.Metrics, err = net.Listen("tcp", metrics); err != nil {
-				return fmt.Errorf("answer Prometheus: %w", err)
+			if o.Metrics, err = e.listen(cmd.Context(), metrics); err != nil {
+				return fmt.Errorf("serve metrics: %w", err)
 			}
 			defer o.Metrics.Close()
 		}
