@@ -360,3 +360,15 @@ func (r *jsonRuns) fromMeasurements() {
 		r.t.Errorf("bench probe: %v, %+v", err, probe)
 	}
 }
+
+// The error that docs/json.md shows is that of today.
+func TestErrorOfTheDocs(t *testing.T) {
+	page, err := os.ReadFile("../../docs/json.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := observed(t.Context(), "status --netns blue -o json")
+	if code != exitError || stdout != "" || !strings.Contains(string(page), "\n    "+stderr) {
+		t.Errorf("exit %d, %q, and not in docs/json.md: %s", code, stdout, stderr)
+	}
+}
