@@ -28,7 +28,7 @@ for program in "$clang" "$strip"; do
     fi
 done
 
-# The source by its whole path, so that the object is the same whoever asks for it.
+# The source by its whole path, so that the object is the same whatever folder it is made from.
 source=$(realpath "${!#}")
 set -- "${@:1:$#-1}" "$source"
 exec go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc "$clang" -strip "$strip" \

@@ -9,15 +9,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" != inside ]; then
-    CGO_ENABLED=0 go build -o /tmp/natkit-bench-monitor ./cmd/natkit
-    trap 'rm -f /tmp/natkit-bench-monitor' EXIT
-    unshare -n -m -p -f --mount-proc "$0" inside "${1:-9}"
+    work=$(mktemp -d)
+    trap 'rm -rf --one-file-system "$work"' EXIT
+    CGO_ENABLED=0 go build -o "$work/natkit" ./cmd/natkit
+    unshare -n -m -p -f --mount-proc scripts/bench-monitor.sh inside "$work/natkit" "${1:-9}"
     exit
 fi
 mount -t tmpfs none /run
 mount -t tmpfs none /var/lib
 ip link set lo up
-natkit=/tmp/natkit-bench-monitor
+natkit=$2 pairs=$3
 trial() {
     "$natkit" bench udp --router nft --trials 3 --duration 500ms --flows 1000 -o json 2>/dev/null |
         tr -d ' \n' | grep -o '"metric":"cost_ns".*' | grep -o '"median":[0-9.]*' | head -n 1 | cut -d : -f 2
@@ -32,7 +33,7 @@ with() {
     kill "$monitor"
     wait "$monitor" 2>/dev/null || true
 }
-for pair in $(seq "$2"); do
+for pair in $(seq "$pairs"); do
     # Which of the two is first takes turns, too.
     if [ $((pair % 2)) = 1 ]; then without=$(trial) && beside=$(with); else beside=$(with) && without=$(trial); fi
     echo "$without $beside"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Measure what docs/bench.md leads with, and write its table and its chart
-# (docs/bench.svg) anew. Rows as scripts/compare-speed.sh -r list names them. Needs root
+# Measure what docs/bench.md leads with, and write its table and its chart again
+# (docs/bench.svg). Rows as scripts/compare-speed.sh -r list names them. Needs root
 # and a machine that does nothing else; works in network namespaces of its own; a minute
 # and a half a round.
 #

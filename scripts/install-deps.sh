@@ -8,7 +8,7 @@
 #
 # Only packages whose program is missing are installed. Without root (or sudo
 # that asks no password), or on another system, it names what is missing and
-# exits 0 all the same: whoever needs a program says so when it comes to it.
+# exits 0 all the same: what needs a program reports that it is missing.
 set -euo pipefail
 
 # What each target needs: program, Debian package. Building and the demo need

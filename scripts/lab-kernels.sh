@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Run the demo and make the faults that the doctor knows on other Linux versions, in qemu,
-# with `natkit demo` and `natkit lab run`: a healthy lookalike, the fault, the cure.
+# with `natkit demo` and `natkit lab run`: something healthy that looks similar, the fault, the cure.
 #
 #   scripts/lab-kernels.sh [-k VERSION] [-t SECONDS] [CODE|demo|demo-2...]
 #

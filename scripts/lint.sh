@@ -13,7 +13,7 @@ staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
 scratch=$(mktemp -d)
 trap 'rm -rf --one-file-system "$scratch"' EXIT
 failed=
-check() { # TITLE COMMAND...: a check passes when it exits 0 with nothing on stdout; go tells downloads on stderr
+check() { # TITLE COMMAND...: a check passes when it exits 0 with nothing on stdout; go reports downloads on stderr
     local title=$1 status=0
     shift
     "$@" >"$scratch/out" 2>"$scratch/err" || status=$?
@@ -39,6 +39,10 @@ deletes() { # a folder is deleted as root: not what another file system holds th
     ! git grep -nE 'rm -[a-z]*r' -- '*.sh' Makefile .ci/run | grep -vE -e '--one-file-system|git grep'
 }
 
+itself() { # a script changes folder first: by $0 it does not find itself when it was called from another one
+    ! git grep -nE '"[$]0" ' -- '*.sh' .ci/run | grep -vE 'git grep|echo|>&2'
+}
+
 mapfile -t shell < <(git ls-files '*.sh' .ci/run)
 mapfile -t c < <(git ls-files 'bpf/*.c' 'bpf/*.h' ':!bpf/include')
 
@@ -48,6 +52,7 @@ check staticcheck go run "$staticcheck" ./...
 check "go.mod is not tidy" go mod tidy -diff
 check words words
 check "deletes other file systems" deletes
+check "calls itself by \$0" itself
 if have shellcheck; then check shellcheck shellcheck "${shell[@]}"; fi
 if [ ${#c[@]} -gt 0 ] && have clang-format-19; then
     check clang-format clang-format-19 --dry-run --Werror "${c[@]}"

@@ -8,12 +8,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" != inside ]; then
-    CGO_ENABLED=0 go build -o /tmp/natkit-monitor-cost ./cmd/natkit
-    trap 'rm -f /tmp/natkit-monitor-cost' EXIT
-    unshare -n -m -p -f --mount-proc "$0" inside "${1:-10}" "${2:-250}" "${3:-50000}"
+    work=$(mktemp -d)
+    trap 'rm -rf --one-file-system "$work"' EXIT
+    CGO_ENABLED=0 go build -o "$work/natkit" ./cmd/natkit
+    unshare -n -m -p -f --mount-proc scripts/monitor-cost.sh inside "$work/natkit" "${1:-10}" "${2:-250}" "${3:-50000}"
     exit
 fi
-minutes=$2 namespaces=$3 entries=$4
+natkit=$2 minutes=$3 namespaces=$4 entries=$5
 mount -t tmpfs none /run
 mount -t tmpfs none /var/lib
 ip link set lo up
@@ -29,7 +30,7 @@ done
 # shellcheck disable=SC2016 # the inner shell expands it
 ip netns exec n1 bash -c 'echo 7200 >/proc/sys/net/netfilter/nf_conntrack_udp_timeout
     for ((port = 1; port <= $1; port++)); do echo >/dev/udp/127.0.0.1/$port; done 2>/dev/null' fill "$entries" || true
-/tmp/natkit-monitor-cost monitor >/run/monitor 2>&1 &
+"$natkit" monitor >/run/monitor 2>&1 &
 monitor=$!
 ticks() { awk '{print $14 + $15}' "/proc/$monitor/stat"; }
 sleep "$((minutes * 60))"

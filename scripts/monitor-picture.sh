@@ -8,9 +8,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" != inside ]; then
-    CGO_ENABLED=0 go build -o /tmp/natkit-picture ./cmd/natkit
-    trap 'rm -f /tmp/natkit-picture' EXIT
-    unshare -n -m -p -f --mount-proc "$0" inside
+    made=$(mktemp -d)
+    trap 'rm -rf --one-file-system "$made"' EXIT
+    CGO_ENABLED=0 go build -o "$made/natkit" ./cmd/natkit
+    unshare -n -m -p -f --mount-proc scripts/monitor-picture.sh inside "$made/natkit"
     exit
 fi
 mount -t tmpfs none /run
@@ -18,7 +19,7 @@ mount -t tmpfs none /var/lib
 ip link set lo up
 work=/run/picture
 mkdir -p "$work"
-natkit=/tmp/natkit-picture
+natkit=$2
 cat >"$work/prometheus.yml" <<'END'
 global: {scrape_interval: 2s, evaluation_interval: 2s}
 scrape_configs:

@@ -117,7 +117,7 @@ if [ -n "$short" ]; then
     scripts/fetch-kernel.sh 6.1 >/dev/null # once: the runs share it
     pids=() packages=() status=0
     while read -r package which; do
-        "$0" -k 6.1 -r "$which" -t 1800 "$package" &
+        scripts/test-kernels.sh -k 6.1 -r "$which" -t 1800 "$package" &
         pids+=($!) packages+=("$package")
     done < <(short_runs)
     for i in "${!pids[@]}"; do

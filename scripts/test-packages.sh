@@ -37,7 +37,7 @@ if [ "${1:-}" != in-namespace ]; then
     mv "$work/~before.deb" "$work/bare/packages/old.deb"
     mv "$work/.deb" "$work/bare/packages/new.deb"
     mv "$work/natkit.rpm" "$work/bare/packages/"
-    unshare --mount --net --propagation private "$0" in-namespace "$work"
+    unshare --mount --net --propagation private scripts/test-packages.sh in-namespace "$work"
     exit
 fi
 work=$2

@@ -96,7 +96,9 @@ type collector struct {
 	kernel  *kernelSource // of sources, or nil
 	engine  *engineSource
 	rules   rulesInUse
-	records []natlog.Record
+	// unreadable is why the rules could not be read, as it was reported.
+	unreadable string
+	records    []natlog.Record
 
 	offset  int64 // of the clock from CLOCK_MONOTONIC, nanoseconds, by which all times of the log are
 	checked int64 // CLOCK_MONOTONIC when that was right
@@ -454,9 +456,13 @@ func (c *collector) followRules() {
 	c.followed = c.now()
 	change, err := c.rules.Changed()
 	if err != nil {
-		c.o.Say(fmt.Sprintf("the rules in force cannot be read: %v", err))
+		if text := err.Error(); text != c.unreadable { // once, and not each second
+			c.unreadable = text
+			c.o.Say("the rules in force cannot be read: " + text)
+		}
 		return
 	}
+	c.unreadable = ""
 	if change == nil {
 		change = &control.RulesChange{Whole: true}
 		if before != 0 {

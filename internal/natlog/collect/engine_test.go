@@ -4,6 +4,7 @@ package collect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -105,12 +106,15 @@ type noRules struct{}
 func (noRules) Changed() (*control.RulesChange, error) { return nil, nil }
 
 // fakeRules is a namespace whose rules a test changes.
-type fakeRules struct{ next *control.RulesChange }
+type fakeRules struct {
+	next *control.RulesChange
+	err  error
+}
 
 func (f *fakeRules) Changed() (*control.RulesChange, error) {
 	next := f.next
 	f.next = nil
-	return next, nil
+	return next, f.err
 }
 
 // running is a Run over a fake.
@@ -333,6 +337,30 @@ func TestEngineEndDuringLook(t *testing.T) {
 	})
 	if got := r.who(5000, r.timeOf(uint64(monotonic())).Add(-10*time.Millisecond)); len(got.Lives) != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// Why the rules cannot be read is reported once, not each second, and again when it is otherwise.
+func TestUnreadableRulesAreReportedOnce(t *testing.T) {
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
+	r.with(func(c *collector) {
+		rules := &fakeRules{}
+		c.rules = rules
+		for _, err := range []error{errors.New("of a later natkit"), errors.New("damaged"), nil, errors.New("damaged")} {
+			rules.err = err
+			for range 3 {
+				c.followRules()
+			}
+		}
+	})
+	var got []string
+	for _, line := range r.said {
+		if reason, ok := strings.CutPrefix(line, "the rules in force cannot be read: "); ok {
+			got = append(got, reason)
+		}
+	}
+	if want := []string{"of a later natkit", "damaged", "damaged"}; !slices.Equal(got, want) {
+		t.Errorf("reported %q, want %q", got, want)
 	}
 }
 

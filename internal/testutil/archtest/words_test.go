@@ -93,7 +93,7 @@ func apart(text string) string {
 // spans cuts a file into what words.txt tells apart; none of a file that is not read.
 func spans(path string, data []byte) []span {
 	switch ext := filepath.Ext(path); {
-	case ext == ".md" || ext == ".8":
+	case slices.Contains([]string{".md", ".8", ".sh", ".service", ".yml", ".yaml"}, ext), slices.Contains([]string{"Makefile", ".ci/run", "deploy/default/natkit"}, path):
 		return []span{{1, "docs", string(data)}}
 	case strings.HasPrefix(path, "bpf/") && (ext == ".c" || ext == ".h"):
 		return []span{{1, "c", string(data)}}
@@ -200,6 +200,11 @@ func TestWordsAreFound(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+	for _, path := range []string{"scripts/x.sh", "deploy/x/x.yaml", "deploy/x.service", "Makefile", ".ci/run", "deploy/default/natkit", "docs/natkit.8"} {
+		if found := findWords(list, path, []byte("# made anew\n")); len(found) != 1 {
+			t.Errorf("%s: %q", path, found)
 		}
 	}
 	for text, want := range map[string]int{
