@@ -29,19 +29,19 @@ Name=client0
 END
 printf '[Match]\nName=lan\n[Network]\nAddress=192.168.7.1/24\n' >"$work/root/etc/systemd/network/lan.network"
 printf '[Match]\nName=eth0\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\n' >"$work/root/etc/systemd/network/wan.network"
-cat >"$work/root/etc/systemd/system/story.service" <<'END'
+cat >"$work/root/etc/systemd/system/scenario.service" <<'END'
 [Unit]
 After=multi-user.target natkit.service natkit-accel.service
 [Service]
 Type=oneshot
-ExecStart=/story
+ExecStart=/scenario
 StandardOutput=file:/dev/ttyS1
 StandardError=inherit
 FailureAction=poweroff-force
 [Install]
 WantedBy=default.target
 END
-cat >"$work/root/story" <<'END'
+cat >"$work/root/scenario" <<'END'
 #!/bin/bash
 # What happens in the guest, boot by boot.
 set -eE
@@ -117,9 +117,9 @@ case $boot in
     [ "$(began natkit)" -lt "$(began network-pre.target)" ] || fail "natkit started after network-pre.target"
     client
     natkit status
+    natkit sessions | grep -q 192.168.7.2 || fail "no session of the client"
     recorded
     monitor
-    natkit sessions | grep -q 192.168.7.2 || fail "no session of the client"
     set -- $(sed -n 's/^net.netfilter.nf_conntrack_buckets *= *//p' /etc/sysctl.d/90-natkit.conf)
     [ "$(cat /proc/sys/net/netfilter/nf_conntrack_buckets)" = "$1" ] || fail "buckets: $(cat /proc/sys/net/netfilter/nf_conntrack_buckets), not $1"
     # Now the kernel's NAT, accelerated.
@@ -142,19 +142,19 @@ case $boot in
 esac
 systemctl reboot
 END
-chmod +x "$work/root/story"
-chroot "$work/root" systemctl -q enable story.service
+chmod +x "$work/root/scenario"
+chroot "$work/root" systemctl -q enable scenario.service
 : >"$work/root/etc/fstab"
 size=$(du -sm "$work/root" | cut -f1)
 mke2fs -q -t ext4 -d "$work/root" "$work/disk" "$((size + 300))M"
 
 timeout 1500 qemu-system-x86_64 -M pc -accel tcg -cpu max -smp 2 -m 1G -nodefaults -no-user-config -display none \
     -drive "file=$work/disk,format=raw,if=virtio,cache=unsafe" -netdev user,id=wan,restrict=on -device virtio-net-pci,netdev=wan \
-    -serial "file:$work/console" -serial "file:$work/story" -kernel "$work/kernel" -initrd "$work/initrd" \
+    -serial "file:$work/console" -serial "file:$work/output" -kernel "$work/kernel" -initrd "$work/initrd" \
     -append "root=/dev/vda rw console=ttyS0 net.ifnames=0 quiet systemd.show_status=no" </dev/null || echo "qemu: exit $?"
-sed -i 's/\r$//' "$work/story" # the serial line's
-cat "$work/story"
-grep -qx 'all boots: passed' "$work/story" || {
+sed -i 's/\r$//' "$work/output" # the serial line's
+cat "$work/output"
+grep -qx 'all boots: passed' "$work/output" || {
     tail -n 30 "$work/console"
     exit 1
 }
