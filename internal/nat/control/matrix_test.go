@@ -565,29 +565,47 @@ func (m *matrix) given(k *matrixKind) error {
 	return nil
 }
 
+// matrixErrors are errors and what they quote: options in the header inside are walked, a wrong checksum of the
+// transport inside, which may be an earlier NAT's, is no reason to drop one.
+var matrixErrors = []struct {
+	kind, code uint8
+	options    []byte
+	wrong      bool
+}{{kind: 3, code: 3}, {kind: 3, code: 1}, {kind: 11}, {kind: 3, code: 3, options: []byte{1, 1, 1, 1, 1, 1, 1, 1}}, {kind: 3, code: 3, wrong: true}}
+
 // errors are about packets of the conversation: from a router outside to the host, and from
-// the host.
+// the host. The conversation goes on after them.
 func (m *matrix) errors(k *matrixKind) error {
 	return m.opened(k, []string{"udp", "tcp"}, func(c *conversation) error {
-		for _, toHost := range []bool{true, false} {
-			about, want := c.packet(toHost, !toHost, pktbuild.ACK, nil), c.packet(toHost, toHost, pktbuild.ACK, nil)
-			about.TTL, want.TTL, about.ID, want.ID = 9, 9, 7, 7
-			from := netip.MustParseAddr("192.0.2.200")
-			ip := pktbuild.IPv4{Src: from, Dst: c.outside.Addr(), TTL: 64}
-			if !toHost {
-				ip.Src, ip.Dst, from = c.host.Addr(), c.remote.Addr(), c.outside.Addr()
-			}
-			ip.Payload = pktbuild.ICMP{Type: 3, Code: 3, Data: about.Bytes()[:28]}
-			got, err := m.pass(!toHost, toHost, ip)
-			if err != nil {
-				return fmt.Errorf("an error to the host %t: %w", toHost, err)
-			}
-			inner := got[28:]
-			if !bytes.Equal(got[12:16], from.AsSlice()) || !bytes.Equal(inner[:28], want.Bytes()[:28]) && !(c.protocol == "udp" && bytes.Equal(inner[:26], want.Bytes()[:26])) {
-				return fmt.Errorf("an error to the host %t arrives as %x, want %x inside", toHost, got, want.Bytes()[:28])
+		for _, e := range matrixErrors {
+			for _, toHost := range []bool{true, false} {
+				about, want := c.packet(toHost, !toHost, pktbuild.ACK, nil), c.packet(toHost, toHost, pktbuild.ACK, nil)
+				about.TTL, want.TTL, about.ID, want.ID, about.Options, want.Options = 9, 9, 7, 7, e.options, e.options
+				from, header := netip.MustParseAddr("192.0.2.200"), 20+len(e.options)
+				quoted := about.Bytes()[:header+8]
+				if e.wrong && c.protocol == "udp" {
+					quoted[header+7] ^= 0x55
+				}
+				ip := pktbuild.IPv4{Src: from, Dst: c.outside.Addr(), TTL: 64}
+				if !toHost {
+					ip.Src, ip.Dst, from = c.host.Addr(), c.remote.Addr(), c.outside.Addr()
+				}
+				ip.Payload = pktbuild.ICMP{Type: e.kind, Code: e.code, Data: quoted}
+				got, err := m.pass(!toHost, toHost, ip)
+				if err != nil {
+					return fmt.Errorf("an error %d/%d to the host %t, options %t, wrong checksum %t: %w", e.kind, e.code, toHost, e.options != nil, e.wrong, err)
+				}
+				inner := got[28:]
+				same := header + 8
+				if c.protocol == "udp" { // its checksum may stay as it is
+					same -= 2
+				}
+				if !bytes.Equal(got[12:16], from.AsSlice()) || got[20] != e.kind || got[21] != e.code || !bytes.Equal(inner[:same], want.Bytes()[:same]) {
+					return fmt.Errorf("an error %d/%d to the host %t arrives as %x, want %x inside", e.kind, e.code, toHost, got, want.Bytes()[:same])
+				}
 			}
 		}
-		return nil
+		return errors.Join(m.say(c, true, pktbuild.ACK, "there"), m.say(c, false, pktbuild.ACK, "back"))
 	})
 }
 

@@ -3,6 +3,7 @@
 package archtest
 
 import (
+	"cmp"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -47,8 +48,34 @@ func testNames(t *testing.T) map[string]bool {
 	return names
 }
 
+// nftTests are the test functions that run engine nft.
+func nftTests(t *testing.T) map[string]bool {
+	t.Helper()
+	runs := regexp.MustCompile(`\b(EngineNFT|engines|everyWay|matrixRuns|clientNetworks)\b`)
+	names := map[string]bool{}
+	for _, path := range sources(t, func(path string) bool {
+		return strings.HasSuffix(path, "_test.go") && (strings.HasPrefix(path, "internal/nat/control/") || strings.HasPrefix(path, "internal/nat/nft/"))
+	}) {
+		text := read(t, path)
+		fset := token.NewFileSet()
+		file, err := parser.ParseFile(fset, path, text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		for _, d := range file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Test") {
+				body := text[fset.Position(f.Pos()).Offset:fset.Position(f.End()).Offset]
+				names[f.Name.Name] = strings.HasPrefix(path, "internal/nat/nft/") || runs.Match(body)
+			}
+		}
+	}
+	return names
+}
+
 // docs/rfc.md has every requirement once, with a mark and a test where there is one, and
-// names no test and no file that does not exist.
+// names no test and no file that does not exist. What it says of engine nft a test has shown that runs
+// engine nft, or the row says what the kernel does.
 func TestRFCs(t *testing.T) {
 	want := map[string]bool{}
 	for rfc, numbers := range requirements {
@@ -60,7 +87,8 @@ func TestRFCs(t *testing.T) {
 		}
 	}
 	marks := []string{"met", "partly", "not met", "not applicable"}
-	tests := testNames(t)
+	tests, nft := testNames(t), nftTests(t)
+	ofKernel := regexp.MustCompile(`\b(kernel\w*|netfilter|engine nft|Engine nft|as \d{4}-\d+)\b`)
 	quoted := regexp.MustCompile("`([^`]+)`")
 	name := regexp.MustCompile("`(Test[A-Za-z0-9]+)`")
 	number := regexp.MustCompile(`^\d{4}(-[0-9a-z.]+)?$`)
@@ -89,6 +117,10 @@ func TestRFCs(t *testing.T) {
 				t.Errorf("%s: the marks of engine ebpf and nft are not of %q: %q", cells[0], marks, cells)
 			} else if needed := cells[3] == "met" || cells[3] == "partly"; needed != (len(named) > 0) {
 				t.Errorf("%s is %s and names %d tests", cells[0], cells[3], len(named))
+			}
+			met := cmp.Or(cells[4], cells[3])
+			if shown := slices.ContainsFunc(named, func(m []string) bool { return nft[m[1]] }); (met == "met" || met == "partly") && !shown && !ofKernel.MatchString(cells[5]) {
+				t.Errorf("%s is %s on engine nft, but no test that it names runs it: %q", cells[0], met, cells)
 			}
 		case strings.HasPrefix(cells[0], "`bpf/"):
 			mutations++
