@@ -85,7 +85,9 @@ needs() {
     arm64)
         cat <<-'END'
 		qemu-system-aarch64 qemu-system-arm
+		depmod              kmod
 		cpio                cpio
+		xz                  xz-utils
 		END
         ;;
     collectors)
@@ -120,6 +122,7 @@ needs() {
 		depmod              kmod
 		cpio                cpio
 		xz                  xz-utils
+		mke2fs              e2fsprogs
 		END
         ;;
     *)

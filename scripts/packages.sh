@@ -33,15 +33,15 @@ mkdir -p dist
 work=$(mktemp -d)
 trap 'rm -rf --one-file-system "$work"' EXIT
 
-# lay_out puts below $ROOT what both kinds of packages contain, but the units.
+# lay_out puts below $ROOT what both kinds of packages contain; where units and the completion of zsh go differs.
 lay_out() {
     local doc=$ROOT/usr/share/doc/natkit file
     install -D -m 755 "$1" "$ROOT/usr/bin/natkit"
     install -d "$ROOT/usr/share/man/man8" "$doc"
     gzip -9nc docs/natkit.8 >"$ROOT/usr/share/man/man8/natkit.8.gz"
-    mkdir -p "$ROOT"/usr/share/{bash-completion/completions,zsh/vendor-completions,fish/vendor_completions.d}
+    mkdir -p "$ROOT"/usr/share/{bash-completion/completions,zsh,fish/vendor_completions.d}
     "$work/host" completion bash >"$ROOT/usr/share/bash-completion/completions/natkit"
-    "$work/host" completion zsh >"$ROOT/usr/share/zsh/vendor-completions/_natkit"
+    "$work/host" completion zsh >"$ROOT/usr/share/zsh/_natkit"
     "$work/host" completion fish >"$ROOT/usr/share/fish/vendor_completions.d/natkit.fish"
     install -D -m 644 -t "$ROOT/usr/lib/systemd/system" deploy/systemd/*.service
     install -m 644 README.md SECURITY.md "$doc/"
@@ -52,7 +52,8 @@ lay_out() {
         printf ' -- %s  %s\n' "$MAINTAINER" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")"
     } | gzip -9n >"$doc/changelog.gz"
     install -D -m 644 -t "$doc/examples" deploy/examples/* deploy/prometheus/natkit.rules.yml deploy/grafana/*
-    for file in docs/*.md docs/causes/*.md; do
+    # What the documents link to and a reader needs.
+    for file in docs/*.md docs/*.svg docs/*.png docs/*.yaml docs/causes/*.md docs/schema/*.json; do
         install -D -m 644 "$file" "$doc/$file"
     done
     find "$ROOT" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
@@ -72,8 +73,8 @@ for ARCH in "$@"; do
     build "$ARCH" "$binary"
     export ROOT=$work/$ARCH
     lay_out "$binary"
-    UNITS=/lib/systemd/system "$work/nfpm" package -f deploy/packages/nfpm.yaml -p deb -t dist/
-    UNITS=/usr/lib/systemd/system "$work/nfpm" package -f deploy/packages/nfpm.yaml -p rpm -t dist/
+    UNITS=/lib/systemd/system ZSH=/usr/share/zsh/vendor-completions "$work/nfpm" package -f deploy/packages/nfpm.yaml -p deb -t dist/
+    UNITS=/usr/lib/systemd/system ZSH=/usr/share/zsh/site-functions "$work/nfpm" package -f deploy/packages/nfpm.yaml -p rpm -t dist/
     GOARCH=$ARCH "$work/cyclonedx-gomod" bin -json -licenses -output "$binary.cdx.json" "$binary" 2>"$work/bom.log" || {
         cat "$work/bom.log" >&2
         exit 1

@@ -14,7 +14,7 @@ if [ -d /run/systemd/system ]; then
 fi
 if natkit accel status >/dev/null 2>&1; then natkit accel off; fi
 if natkit status >/dev/null 2>&1; then natkit down; fi
-if [ -e /etc/sysctl.d/90-natkit.conf ]; then
-    echo "natkit: settings that 'natkit tune apply --persist' made stay in /etc/sysctl.d/90-natkit.conf until the package is purged" >&2
-fi
+for file in /etc/sysctl.d/90-natkit.conf /etc/udev/rules.d/90-natkit.rules; do
+    [ ! -e "$file" ] || echo "natkit: settings that 'natkit tune apply --persist' made stay in $file: dpkg --purge natkit removes it, rpm does not" >&2
+done
 exit 0

@@ -175,3 +175,25 @@ func TestDocsNameWhatExists(t *testing.T) {
 		}
 	}
 }
+
+// The metrics that documents, alerts and the dashboard name are there.
+func TestNamedMetricsExist(t *testing.T) {
+	made, name := regexp.MustCompile(`exposition\.Metric\("([a-z_]+)"`), regexp.MustCompile(`\bnatkit_([a-z_]*[a-z])\b`)
+	metrics := map[string]bool{}
+	for _, path := range sources(t, func(path string) bool { return filepath.Ext(path) == ".go" && !strings.HasSuffix(path, "_test.go") }) {
+		for _, m := range made.FindAllSubmatch(read(t, path), -1) {
+			metrics[string(m[1])] = true
+		}
+	}
+	named := 0
+	for _, path := range sources(t, func(path string) bool { return filepath.Ext(path) == ".md" || strings.HasPrefix(path, "deploy/") }) {
+		for _, m := range name.FindAllSubmatch(read(t, path), -1) {
+			if named++; !metrics[string(m[1])] {
+				t.Errorf("%s: there is no metric %s", path, m[0])
+			}
+		}
+	}
+	if named < 100 {
+		t.Errorf("only %d are named", named)
+	}
+}
