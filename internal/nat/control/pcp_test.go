@@ -422,17 +422,21 @@ func TestPCPAnnounce(t *testing.T) {
 	b.hears("followed", "")
 	ktest.Wait(t, patient, "the mapping to end", func() bool { return len(b.leases()) == 0 })
 	_ = hear.SetReadDeadline(time.Now().Add(patient))
-	announced, address := false, false
-	for buffer := make([]byte, 100); !announced || !address; {
+	announced, address := 0, 0
+	for buffer := make([]byte, 100); announced < 4 || address < 4; { // of ten, whose pauses double
 		n, from, err := hear.ReadFromUDPAddrPort(buffer)
 		if err != nil {
-			t.Fatalf("PCP announced: %v, the address: %v: %v", announced, address, err)
+			t.Fatalf("PCP announced %d times, the address %d times: %v", announced, address, err)
 		}
 		if from.Addr() != netip.MustParseAddr("10.0.0.1") || from.Port() != 5351 {
 			t.Fatalf("an announcement from %s", from)
 		}
-		announced = announced || n == 24 && buffer[0] == 2 && buffer[1] == 128
-		address = address || n == 12 && buffer[1] == 128 && bytes.Equal(buffer[8:12], []byte{198, 51, 100, 2})
+		switch {
+		case n == 24 && buffer[0] == 2 && buffer[1] == 128:
+			announced++
+		case n == 12 && buffer[1] == 128 && bytes.Equal(buffer[8:12], []byte{198, 51, 100, 2}):
+			address++
+		}
 	}
 	a := b.ask(b.client, "10.0.0.1:5351", b.request(1, 17, 7000, 600, nil))
 	if len(a) < 60 || a[3] != 0 || !bytes.Equal(a[56:60], []byte{198, 51, 100, 2}) {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 )
@@ -345,4 +346,21 @@ func FuzzAnswer(f *testing.F) {
 			t.Fatalf("% x", a)
 		}
 	})
+}
+
+// Announcements are ten, the first at once, the second after a quarter of a second, each later one after twice the pause
+// (RFC 6886 section 3.2.1): the last is two minutes behind the first.
+func TestAnnouncements(t *testing.T) {
+	var at []time.Duration
+	for n, sum := 0, time.Duration(0); n < AnnounceTimes; n++ {
+		sum += AnnouncePause(n)
+		at = append(at, sum)
+	}
+	want := []time.Duration{0, 250, 750, 1750, 3750, 7750, 15750, 31750, 63750, 127750}
+	for i := range want {
+		want[i] *= time.Millisecond
+	}
+	if !slices.Equal(at, want) {
+		t.Errorf("sent at %v, want %v", at, want)
+	}
 }
