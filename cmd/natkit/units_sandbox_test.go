@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -165,24 +166,28 @@ func TestServicesInTheirSandbox(t *testing.T) {
 		record := readUnit(t, "natkit-log", "$NATKIT_LOG", "--age 180d")
 		watch := readUnit(t, "natkit-monitor", "$NATKIT_MONITOR", "--metrics 127.0.0.1:9641 --interval 1s")
 		recording := func(out *log) bool { return out.has("recording in /var/lib/natkit/log") }
-		watching := func(*log) bool {
-			answer, err := http.Get("http://127.0.0.1:9641/healthz")
-			if err != nil {
-				return false
+		// The monitor sees the engine, too: it opens what is pinned.
+		watching := func(engine string) func(*log) bool {
+			return func(*log) bool {
+				answer, err := http.Get("http://127.0.0.1:9641/metrics")
+				if err != nil {
+					return false
+				}
+				defer answer.Body.Close()
+				text, err := io.ReadAll(answer.Body)
+				return err == nil && strings.Contains(string(text), `natkit_engine_up{engine="`+engine+`"`) && strings.Contains(string(text), "\nnatkit_drop_tracing 1\n")
 			}
-			answer.Body.Close()
-			return answer.StatusCode == http.StatusOK
 		}
 
 		record.during(t, "with nothing up", recording)
 		serve.during(t, "brings the gateway up", func(out *log) bool { return out.has("up on engine ebpf") })
 		serve.during(t, "adopts the gateway", func(out *log) bool { return out.has("adopted") })
 		record.during(t, "beside engine ebpf", recording)
-		watch.during(t, "beside engine ebpf", watching)
+		watch.during(t, "beside engine ebpf", watching("ebpf"))
 		serve.once(t, ktest.Natkit(t)+" down")
 		accel.once(t, accel.start)
 		record.during(t, "beside accel", recording)
-		watch.during(t, "beside accel", watching)
+		watch.during(t, "beside accel", watching("accel"))
 		accel.once(t, accel.stop)
 	})
 }
