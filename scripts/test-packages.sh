@@ -122,9 +122,9 @@ in_root sh -ec 'ip link add in type veth peer in-peer; ip link add out type veth
     natkit up -f /etc/natkit/nat.yaml >/dev/null; natkit status >/dev/null'
 in_root dpkg -r natkit >/dev/null
 [ -z "$(find "$root/sys/fs/bpf/natkit" "$root/run/natkit" -type f 2>/dev/null)" ] || fail "removing the package left a gateway running"
-rm "$root/etc/natkit/nat.yaml"
+mv "$root/etc/natkit/nat.yaml" "$root/run/nat.yaml"
 in_root dpkg -P natkit >/dev/null
-in_root sh -ec 'ip link del in; ip link del out; ip -all netns del'
+in_root ip -all netns del
 (cd "$root" && find . -xdev ! -path './packages*' ! -path './var/*' | sort) | comm -13 "$work/files" - >"$work/left"
 [ ! -s "$work/left" ] || fail "the purge left: $(cat "$work/left")"
 [ ! -e "$root/var/lib/natkit" ] || fail "the purge left /var/lib/natkit"
@@ -133,6 +133,9 @@ echo "== rpm"
 in_root rpm -i --nodeps /packages/natkit.rpm
 [ "$(in_root natkit version | cut -d' ' -f2)" = "$newest" ] || fail "natkit version: $(in_root natkit version)"
 in_root rpm -V --nodeps natkit
+# A gateway that somebody has damaged is stopped, too.
+in_root sh -ec 'natkit up -f /run/nat.yaml >/dev/null; rm /sys/fs/bpf/natkit/*/maps/control; ! natkit status >/dev/null 2>&1'
 in_root rpm -e natkit
+[ -z "$(find "$root/sys/fs/bpf/natkit" "$root/run/natkit" -type f 2>/dev/null)" ] || fail "removing the package left a damaged gateway running"
 [ ! -e "$root/usr/bin/natkit" ] || fail "rpm -e left /usr/bin/natkit"
 echo "packages: passed"

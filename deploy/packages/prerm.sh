@@ -12,8 +12,11 @@ esac
 if [ -d /run/systemd/system ]; then
     systemctl --no-reload disable --now natkit.service natkit-accel.service natkit-monitor.service natkit-log.service || true
 fi
-if natkit accel status >/dev/null 2>&1; then natkit accel off; fi
-if natkit status >/dev/null 2>&1; then natkit down; fi
+# Also what is damaged, so that its status cannot be read.
+here=$(stat -L -c %i /proc/self/ns/net)
+if [ -e "/run/natkit/nat/$here.json" ] || [ -d "/sys/fs/bpf/natkit/$here" ]; then
+    natkit accel off >/dev/null 2>&1 || natkit down
+fi
 for file in /etc/sysctl.d/90-natkit.conf /etc/udev/rules.d/90-natkit.rules; do
     [ ! -e "$file" ] || echo "natkit: settings that 'natkit tune apply --persist' made stay in $file: dpkg --purge natkit removes it, rpm does not" >&2
 done
