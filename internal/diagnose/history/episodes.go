@@ -62,6 +62,7 @@ func (e *Episodes) Add(entry *Entry) {
 	} else if entry.At.Sub(e.started) > resumes {
 		e.letGo()
 	}
+	before := e.last
 	e.last = entry.At
 	e.changes = append(e.changes, entry.Changes...)
 	for _, event := range entry.Events {
@@ -81,12 +82,37 @@ func (e *Episodes) Add(entry *Entry) {
 			delete(e.open, key)
 		}
 	}
+	e.compare(entry.On, before)
 	// The beginning of a finding is told an interval or two late.
 	old := slices.IndexFunc(e.changes, func(c Change) bool { return entry.At.Sub(c.At) <= 2*changesBefore })
 	if old < 0 {
 		old = len(e.changes)
 	}
 	e.changes = slices.Clone(e.changes[old:])
+}
+
+// compare takes a list of all that is on, nil for none: what began or ended without an entry that says so did before.
+func (e *Episodes) compare(list []Event, before time.Time) {
+	if list == nil {
+		return
+	}
+	on := map[episodeKey]bool{}
+	for _, event := range list {
+		key := episodeKey{event.Namespace, event.Code}
+		on[key] = true
+		if open := e.open[key]; open == nil {
+			e.begin(key, event)
+		} else if open.Severity != event.Severity {
+			open.Severity, open.Title = event.Severity, event.Title
+		}
+	}
+	for key, open := range e.open {
+		if !on[key] {
+			open.Ended, open.Why = before, "its end was not recorded"
+			e.done = append(e.done, *open)
+			delete(e.open, key)
+		}
+	}
 }
 
 func (e *Episodes) begin(key episodeKey, event Event) {

@@ -38,6 +38,9 @@ type Entry struct {
 	Looks   []Look   `json:"-"`
 	Changes []Change `json:"changes,omitempty"`
 	Events  []Event  `json:"events,omitempty"`
+	// On is all that is on, in one entry of a few minutes: who reads a part of the history learns by it what began before,
+	// and what ended while nothing could be stored. nil: it is not listed here.
+	On []Event `json:"on,omitzero"`
 	// Tunings are settings that the monitor itself changed, or would have.
 	Tunings []Tuning `json:"tunings,omitempty"`
 	// Lost says what is missing before this entry and why, "" for nothing.
@@ -62,7 +65,7 @@ type Event struct {
 	Severity  string    `json:"severity"`
 	Title     string    `json:"title"`
 	Impact    float64   `json:"impact,omitempty"`
-	// Since is when what this event is about was first seen, or for the last time.
+	// Since is when what this event is about was first seen, or for the last time where it ended.
 	Since time.Time `json:"since,omitzero"`
 	Why   string    `json:"reason,omitempty"` // it ended for another reason than that it is cured
 }
@@ -72,6 +75,7 @@ const (
 	Began   = "began"
 	Changed = "changed" // another severity
 	Ended   = "ended"
+	On      = "on" // in a list of all that is on
 )
 
 // Tuning is what natkit monitor did about a setting, or would have done (--tune).

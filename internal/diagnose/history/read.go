@@ -208,9 +208,11 @@ func (g *group) entry(f frame) (*Entry, error) {
 	for i := range s.Changes {
 		s.Changes[i].What, s.Changes[i].Namespace = snapshot.CleanText(s.Changes[i].What), snapshot.CleanText(s.Changes[i].Namespace)
 	}
-	for i := range s.Events {
-		for _, text := range []*string{&s.Events[i].Namespace, &s.Events[i].Code, &s.Events[i].Kind, &s.Events[i].Severity, &s.Events[i].Title, &s.Events[i].Why} {
-			*text = snapshot.CleanText(*text)
+	for _, list := range [][]Event{s.Events, s.On} {
+		for i := range list {
+			for _, text := range []*string{&list[i].Namespace, &list[i].Code, &list[i].Kind, &list[i].Severity, &list[i].Title, &list[i].Why} {
+				*text = snapshot.CleanText(*text)
+			}
 		}
 	}
 	for i := range s.Tunings {

@@ -141,12 +141,28 @@ func (t *track) event(kind string, at time.Time, why string) history.Event {
 		Title: t.Finding.Title, Impact: t.Finding.Impact, Why: why,
 	}
 	switch kind {
-	case history.Began:
+	case history.Began, history.On:
 		e.Since = t.Since
 	case history.Ended:
 		e.Since = t.Last
 	}
 	return e
+}
+
+// list is all that is on, as the history has it; never nil.
+func (f *findings) list(at time.Time) []history.Event {
+	out := []history.Event{}
+	for _, s := range f.spaces {
+		for _, t := range s.tracks {
+			if t.on {
+				out = append(out, t.event(history.On, at, ""))
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b history.Event) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Code, b.Code))
+	})
+	return out
 }
 
 // gone ends the findings of namespaces that are gone.

@@ -119,13 +119,13 @@ func (t *tableTrend) add(now time.Time, count, limit uint64) *Forecast {
 		return nil
 	}
 	f := &Forecast{At: now, Full: after(left, likely), Early: after(left, high), Late: after(left, low)}
-	if f.Full > farthest {
+	if f.Full == 0 || f.Full > farthest {
 		return nil
 	}
 	return f
 }
 
-// after is how long growth at a rate takes; 0 for ever.
+// after is how long growth at a rate takes; 0 is more than a year.
 func after(left, rate float64) time.Duration {
 	if seconds := left / rate; rate >= leastGrowth/10 && seconds < (365*24*time.Hour).Seconds() {
 		return time.Duration(seconds * float64(time.Second))

@@ -74,7 +74,8 @@ type monitor struct {
 	problem   string        // that was said last
 	refusal   string        // of the Kubernetes API, that was said last
 	sysctls   map[uint64]map[string]string
-	begun     bool // one round is over
+	begun     bool      // one round is over
+	listed    time.Time // when the history last got a list of what is on
 
 	mu    sync.Mutex // of what scrapes read
 	state state
@@ -150,6 +151,7 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	e.Events = append(e.Events, m.findings.gone(func(inode uint64) bool { return !there[inode] }, e.At)...)
 	e.Tunings = append(e.Tunings, m.tuningDue(ctx, there)...)
 	maps.DeleteFunc(m.sysctls, func(inode uint64, _ map[string]string) bool { return !there[inode] })
+	m.list(e, now)
 	problem := m.store(e)
 	if problem == nil && r.Unwatched > 0 {
 		problem = fmt.Errorf("there are more than %d network namespaces: the others are not watched, %s says how many", probe.MaxNamespaces, descUnwatched.Name)
@@ -286,6 +288,16 @@ func moved(s *snapshot.Snapshot) *snapshot.Snapshot {
 	return out
 }
 
+// listEvery is how often the history gets a list of what is on: well within report.HistoryLead.
+const listEvery = 10 * time.Minute
+
+// list adds what is on to an entry, when that is due.
+func (m *monitor) list(e *history.Entry, now time.Time) {
+	if m.listed.IsZero() || now.Sub(m.listed) >= listEvery {
+		m.listed, e.On = now, m.findings.list(e.At)
+	}
+}
+
 // store writes the history. That it can't be written ends nothing.
 func (m *monitor) store(e *history.Entry) error {
 	if m.o.History == nil {
@@ -295,6 +307,7 @@ func (m *monitor) store(e *history.Entry) error {
 	m.mu.Lock()
 	if err != nil {
 		m.state.historyErrors++
+		m.listed = time.Time{} // what began or ended in this interval is missing
 	}
 	m.state.historyError = err
 	m.mu.Unlock()

@@ -5,6 +5,8 @@ package monitor
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"reflect"
 	"testing"
 	"time"
@@ -507,6 +509,10 @@ func TestForecast(t *testing.T) {
 	if _, f := forecastOf(func(i int) float64 { return 100 * float64(i) }, 10, 50000); f != nil {
 		t.Error("a forecast from less than two minutes")
 	}
+	// More than a year is not at once.
+	if _, f := forecastOf(func(i int) float64 { return 1000 + 6*float64(i) }, 120, 1<<26); f != nil {
+		t.Errorf("a table of 2^26 entries that grows by 0.6 a second: full in %v", f.Full)
+	}
 }
 
 // The record of forecasts is what they are worth: of a load that goes on most held, of one that
@@ -528,5 +534,42 @@ func TestForecastScore(t *testing.T) {
 	}
 	if e := erratic.score; e.Checked < 500 || e.Held*10 > e.Checked*8 {
 		t.Errorf("erratic: %+v", e)
+	}
+}
+
+// The history gets a list of what is on every few minutes, an empty one too, and at once when an entry could not be stored.
+func TestHistoryListsWhatIsOn(t *testing.T) {
+	dir := t.TempDir()
+	w, err := history.Create(filepath.Join(dir, "history"), history.DefaultLimits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &monitor{o: Options{History: w}, findings: newFindings()}
+	stored := func(minutes int) *history.Entry {
+		now := noon.Add(time.Duration(minutes) * time.Minute)
+		e := &history.Entry{At: now}
+		m.list(e, now)
+		_ = m.store(e)
+		return e
+	}
+	if e := stored(0); e.On == nil || len(e.On) != 0 {
+		t.Errorf("nothing is on: %+v", e.On)
+	}
+	for i := range onAfter {
+		m.findings.window(snapshot.Netns{Inode: 1, Init: true}, noon.Add(time.Duration(i)*time.Second), []causes.Finding{{Code: "a", Severity: causes.Critical, Title: "it is", Impact: 3}})
+	}
+	if e := stored(9); e.On != nil {
+		t.Errorf("listed again after 9 minutes: %+v", e.On)
+	}
+	want := []history.Event{{At: noon.Add(10 * time.Minute), Kind: history.On, Inode: 1, Namespace: "host", Code: "a", Severity: "critical", Title: "it is", Impact: 3, Since: noon}}
+	if e := stored(10); !reflect.DeepEqual(e.On, want) {
+		t.Errorf("%+v, want %+v", e.On, want)
+	}
+	if err := os.Rename(filepath.Join(dir, "history"), filepath.Join(dir, "away")); err != nil {
+		t.Fatal(err)
+	}
+	stored(11)
+	if e := stored(12); len(e.On) != 1 {
+		t.Errorf("not listed after an entry that could not be stored: %+v", e.On)
 	}
 }
