@@ -59,12 +59,14 @@ func looksAt(e *env, dir string, at time.Time) ([]*snapshot.Snapshot, error) {
 	best := map[history.Namespace]history.Look{}
 	var order []history.Namespace
 	var first, last time.Time
+	near := time.Minute // and an interval: an entry tells of what is before it, and the next one may not be there yet
 	apart := func(t time.Time) time.Duration { return max(t.Sub(at), at.Sub(t)) }
 	err := readHistory(e, dir, history.Span{From: at.Add(-looksFor), To: at.Add(looksFor)}, func(entry *history.Entry) error {
 		if first.IsZero() {
 			first = entry.At
 		}
 		last = entry.At
+		near = max(near, time.Minute+time.Duration(entry.Seconds*float64(time.Second)))
 		for _, l := range entry.Looks {
 			key := history.Namespace{Inode: l.Inode(), Title: l.Title()}
 			before, known := best[key]
@@ -80,7 +82,7 @@ func looksAt(e *env, dir string, at time.Time) ([]*snapshot.Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(best) == 0 || first.Sub(at) > time.Minute || at.Sub(last) > time.Minute {
+	if len(best) == 0 || first.Sub(at) > near || at.Sub(last) > near {
 		return nil, fmt.Errorf("nothing was recorded at %s: natkit history --since 7d shows what was", at.Format(time.DateTime))
 	}
 	var out []*snapshot.Snapshot
@@ -253,6 +255,7 @@ func (o *doctorOptions) sinceThen(e *env, n *namespaces, span history.Span, out 
 		slices.SortFunc(findings, func(a, b causes.Finding) int {
 			return cmp.Or(-cmp.Compare(a.Severity, b.Severity), -cmp.Compare(a.Impact, b.Impact), cmp.Compare(a.Code, b.Code))
 		})
+		findings = n.machine.Once(findings)
 		n.page.Add(space.last, findings)
 		n.npd.Add(space.last, findings)
 		if err := alarm(space.last, findings); n.alarm == nil || err == errFindings {

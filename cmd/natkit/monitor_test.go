@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"math/rand/v2"
@@ -148,6 +149,35 @@ func TestRecordedNumberIsGivenAgain(t *testing.T) {
 		}
 		if !strings.Contains(stderr, "0000000009.segment: this is not a segment of natkit's history") {
 			t.Errorf("%s: %q", args, stderr)
+		}
+	}
+}
+
+// What lies in the machine is a finding of one namespace, also over many windows. The time between the last of long intervals
+// and now is recorded.
+func TestRecordedOfTheMachine(t *testing.T) {
+	dir := t.TempDir()
+	w, err := history.Create(dir, history.DefaultLimits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := time.Now().UTC().Truncate(time.Millisecond).Add(-4 * time.Minute)
+	e := &history.Entry{At: at, Seconds: 300}
+	for i := range 3 {
+		s, err := recordedFacts(t, at, snapshot.Netns{Name: fmt.Sprint("n", i), Inode: uint64(i + 7)}).Snapshot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Conntrack.Buckets = 16 // of all namespaces
+		e.Looks = append(e.Looks, history.NewLook(s))
+	}
+	if err := errors.Join(w.Add(e), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range []string{"doctor --at 1m", "doctor --since 1h"} {
+		_, stdout, stderr := observed(t.Context(), args+" -o json --history "+dir)
+		if n := strings.Count(stdout, `"code": "conntrack-hash-too-small"`); n != 1 {
+			t.Errorf("%s: %d times\n%s\n%s", args, n, stdout[:min(len(stdout), 2000)], stderr)
 		}
 	}
 }

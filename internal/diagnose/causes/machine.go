@@ -13,7 +13,10 @@ import (
 type Machine struct{ told map[string]bool }
 
 // Judge is the function of this name for the next namespace.
-func (m *Machine) Judge(s *snapshot.Snapshot) []Finding {
+func (m *Machine) Judge(s *snapshot.Snapshot) []Finding { return m.Once(Judge(s)) }
+
+// Once leaves out of the findings of the next namespace those of the whole machine that another one has shown.
+func (m *Machine) Once(findings []Finding) []Finding {
 	shared := map[string]bool{}
 	for _, c := range catalogue {
 		shared[c.Code] = c.Host
@@ -32,7 +35,7 @@ func (m *Machine) Judge(s *snapshot.Snapshot) []Finding {
 		}
 		return out
 	}
-	out := untold(Judge(s))
+	out := untold(findings)
 	if m.told == nil {
 		m.told = map[string]bool{}
 	}
