@@ -4,6 +4,7 @@ package monitor
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/tune"
+	"natkit/internal/kernel/journal"
 	"natkit/internal/snapshot"
 )
 
@@ -107,6 +109,7 @@ type trial struct {
 	worseBy int             // lossGrew or sideEffect, of the last window; 0: it was no worse
 	had     map[string]bool // side effects that were there before
 	gone    bool            // its namespace; another one may have its number
+	owed    string          // why it is to be taken back, which was not possible yet
 }
 
 // review is a change that was taken back: if as much is lost without it, the load had grown, and the change was not
@@ -144,20 +147,27 @@ func newTuner(mode Tuning, interval time.Duration) *tuner {
 	return &tuner{mode: mode, interval: interval, resting: map[settingKey]rest{}, wrote: map[settingKey]string{}, harm: map[harmKey][]float64{}, proposed: map[settingKey]history.Tuning{}, asked: map[settingKey]int{}}
 }
 
-// remembers takes what earlier processes changed, oldest first: when the last change was, and what settings of the machine were
-// given. Those of a namespace are known by its number, which the journal does not have.
-func (t *tuner) remembers(records []tune.Record, now time.Time) {
+// remembers takes what earlier processes changed, oldest first: when the last change was, and what settings were given,
+// those of a namespace as long as it lives: another one gets its number.
+func (t *tuner) remembers(records []tune.Record, now time.Time, lives func(tune.Change) bool) {
+	last := map[settingKey]tune.Change{}
 	for _, r := range records {
 		// The clock may have been set back since.
 		if t.last = r.Time; r.Time.After(now) {
 			t.last = now
 		}
 		for _, c := range r.Changes {
-			if tune.OfMachine(c.Setting) && r.State == tune.StateApplied {
-				t.wrote[settingKey{0, c.Setting}] = c.New
+			key := t.keyOf(c.Space.Inode, c.Setting)
+			if r.State == tune.StateApplied {
+				last[key] = c
 			} else {
-				delete(t.wrote, settingKey{0, c.Setting})
+				delete(last, key)
 			}
+		}
+	}
+	for key, c := range last {
+		if key.inode == 0 || lives(c) {
+			t.wrote[key] = c.New
 		}
 	}
 }
@@ -372,6 +382,9 @@ func (t *tuner) leave(p *step, now time.Time) {
 // measure compares a window after a change with those before.
 func (t *tuner) measure(s *snapshot.Snapshot, shown []causes.Finding, now time.Time) (*action, []history.Tuning) {
 	n := t.trial
+	if n.owed != "" {
+		return nil, nil
+	}
 	if begun := s.TakenAt.Add(-seconds(s.WindowSeconds)); begun.Before(n.at.Add(-time.Second)) {
 		return nil, nil // the change was made in the middle of it
 	}
@@ -412,6 +425,9 @@ func number(x float64) string { return strconv.FormatFloat(x, 'g', 3, 64) }
 // due decides about a change when there is no time for another window.
 func (t *tuner) due(now time.Time) (*action, []history.Tuning) {
 	n := t.trial
+	if n != nil && n.owed != "" {
+		return t.takeBack(n.owed), nil
+	}
 	if n == nil || now.Add(t.interval).Sub(n.at) < tuneWithin {
 		return nil, nil
 	}
@@ -470,6 +486,13 @@ func (t *tuner) takeBack(why string) *action { return &action{takeBack: t.trial.
 // tookBack is told that the change on trial was taken back, or why not.
 func (t *tuner) tookBack(why string, err error, now time.Time) []history.Tuning {
 	n := t.trial
+	if errors.Is(err, journal.ErrLocked) { // somebody else is at work with settings, for a moment
+		before := n.owed
+		if n.owed = why; before != "" {
+			return nil
+		}
+		return n.step.tunings(history.NotTuned, "taking it back failed: "+err.Error()+"; natkit tries again in each interval", n.id, now)
+	}
 	t.trial, t.last = nil, now
 	t.leave(&n.step, now)
 	if n.worseBy == lossGrew && err == nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +17,8 @@ import (
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/tune"
+	"natkit/internal/kernel/journal"
+	"natkit/internal/kernel/netns"
 	"natkit/internal/snapshot"
 )
 
@@ -37,6 +40,7 @@ type simulated struct {
 	times   []time.Time      // of changes
 	steps   map[string]*step // that stand, by ID
 	fail    error
+	locked  int // how many times taking back finds the journal in use
 }
 
 const (
@@ -107,6 +111,9 @@ func (m *simulated) perform(act *action) {
 			m.t.Errorf("the table may take %d of %d", table, m.memory)
 		}
 		m.changes = append(m.changes, m.tuner.changed(act.change, &tune.Record{ID: id, Changes: act.change.plan.Changes}, nil, m.now)...)
+	case m.locked > 0:
+		m.locked--
+		m.changes = append(m.changes, m.tuner.tookBack(act.why, fmt.Errorf("journal x: %w", journal.ErrLocked), m.now)...)
 	default:
 		for _, c := range m.steps[act.takeBack].plan.Changes {
 			old, _ := strconv.ParseUint(c.Old, 10, 64)
@@ -221,6 +228,22 @@ func TestTunerTakesBack(t *testing.T) {
 		if c.Kind == history.TakenBack && (c.Setting == limitSetting && (c.Old != "131072" || c.New != "65536") || !strings.Contains(c.Why, "a second are lost after it")) {
 			t.Errorf("%+v", c)
 		}
+	}
+}
+
+// While somebody else has the journal, nothing can be taken back: it is tried again, and nothing else is changed.
+func TestTunerTakesBackLater(t *testing.T) {
+	m := simulate(t, TuneApply, func(time.Duration) float64 { return 140000 })
+	m.locked = 3
+	m.refuse = func(m *simulated, _ time.Duration) uint64 {
+		if m.settings[limitSetting] > 65536 {
+			return 50000
+		}
+		return 0
+	}
+	m.run(30 * time.Minute)
+	if got, want := strings.Join(m.kinds(), ", "), "applied 131072, failed 131072, taken back 65536"; got != want || m.settings[limitSetting] != 65536 {
+		t.Errorf("%q, want %q; the limit is %d", got, want, m.settings[limitSetting])
 	}
 }
 
@@ -445,7 +468,7 @@ func TestTunerRemembers(t *testing.T) {
 	} {
 		m := simulate(t, TuneApply, func(time.Duration) float64 { return 90000 })
 		m.settings[limitSetting] = test.limit
-		m.tuner.remembers(test.records, noon)
+		m.tuner.remembers(test.records, noon, nil)
 		m.run(5 * time.Minute)
 		if test.about == "in the future" {
 			m.run(10 * time.Minute)
@@ -453,5 +476,22 @@ func TestTunerRemembers(t *testing.T) {
 		if got := strings.Join(m.kinds(), ", "); got != test.want {
 			t.Errorf("%s: %q, want %q", test.about, got, test.want)
 		}
+	}
+}
+
+// What was given in a namespace is remembered as long as that one lives, and nothing of what was taken back.
+func TestTunerRemembersNamespaces(t *testing.T) {
+	const setting = "net.ipv4.tcp_max_syn_backlog"
+	change := func(inode uint64, value string) []tune.Change {
+		return []tune.Change{{Setting: setting, Scope: tune.ScopeNamespace, New: value, Space: netns.ID{Inode: inode}}}
+	}
+	tuner := newTuner(TuneApply, 10*time.Second)
+	tuner.remembers([]tune.Record{
+		{Time: noon, State: tune.StateApplied, Changes: change(1, "512")}, {Time: noon, State: tune.StateApplied, Changes: change(1, "1024")},
+		{Time: noon, State: tune.StateApplied, Changes: change(2, "2048")}, {Time: noon, State: tune.StateRolledBack, Changes: change(2, "4096")},
+		{Time: noon, State: tune.StateApplied, Changes: change(3, "8192")},
+	}, noon, func(c tune.Change) bool { return c.Space.Inode != 3 })
+	if want := map[settingKey]string{{1, setting}: "1024"}; !reflect.DeepEqual(tuner.wrote, want) {
+		t.Errorf("%v, want %v", tuner.wrote, want)
 	}
 }

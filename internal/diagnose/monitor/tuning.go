@@ -47,7 +47,7 @@ func (m *monitor) beginTuning(ctx context.Context) ([]history.Tuning, error) {
 		return nil, nil
 	}
 	now := time.Now()
-	m.tuner.remembers(records, now)
+	m.tuner.remembers(records, now, m.o.TunePlace.Lives)
 	last := records[len(records)-1]
 	if last.State != tune.StateInterrupted && (last.State != tune.StateApplied || !m.undecided(last, now)) {
 		return nil, nil
@@ -57,22 +57,28 @@ func (m *monitor) beginTuning(ctx context.Context) ([]history.Tuning, error) {
 	m.tuner.last = time.Now()
 	var out []history.Tuning
 	for _, c := range last.Changes {
-		n := history.Tuning{At: time.Now(), Kind: history.TakenBack, Namespace: cmp.Or(c.Netns, hostTitle(c)), Setting: c.Setting, Old: c.New, New: c.Old, Code: c.Code, Why: why, ID: last.ID}
+		n := history.Tuning{At: time.Now(), Kind: history.TakenBack, Namespace: m.placeOf(c), Setting: c.Setting, Old: c.New, New: c.Old, Code: c.Code, Why: why, ID: last.ID}
 		if err != nil {
 			n.Kind, n.Why = history.NotTuned, why+", and taking it back failed: "+err.Error()
 		} else {
-			delete(m.tuner.wrote, settingKey{0, c.Setting})
+			delete(m.tuner.wrote, m.tuner.keyOf(c.Space.Inode, c.Setting))
 		}
 		out = append(out, n)
 	}
 	return out, nil
 }
 
-func hostTitle(c tune.Change) string {
+// placeOf is how the namespace of an earlier change is spoken of.
+func (m *monitor) placeOf(c tune.Change) string {
 	if c.Scope == tune.ScopeHost {
 		return "host"
 	}
-	return "own"
+	for _, n := range m.sampler.Namespaces() {
+		if n.Inode == c.Space.Inode {
+			return Title(n)
+		}
+	}
+	return cmp.Or(c.Netns, "own")
 }
 
 // decideAfter is how long after a change a monitor that goes on has surely decided about it.

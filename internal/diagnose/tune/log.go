@@ -121,6 +121,16 @@ func History(p Place) ([]Record, error) {
 	return out, nil
 }
 
+// Lives says whether the namespace that a change of the history was made in is still there.
+func (p Place) Lives(c Change) bool {
+	at, err := findSpace(c.Netns, c.Space, p.procSys())
+	if err != nil || at == nil {
+		return false
+	}
+	at.close()
+	return true
+}
+
 // readAccounts reads the journal. No journal is an empty one.
 func readAccounts(p Place) ([]*account, error) {
 	var list []*account
@@ -174,7 +184,9 @@ func (a *account) add(e entry) error {
 	switch {
 	case e.Op == opSet && e.Set != nil:
 		a.sets = append(a.sets, *e.Set)
-		a.Changes = append(a.Changes, e.Set.Change)
+		c := e.Set.Change
+		c.Space = e.Set.Space
+		a.Changes = append(a.Changes, c)
 	case e.Op == opFile && e.File != nil:
 		a.files = append(a.files, e.File)
 		a.Record.wrote(e.File.Path)

@@ -100,6 +100,18 @@ func TestNamespace(t *testing.T) {
 	if got := values(t, s, timeWait, synSent, portsOut); !maps.Equal(got, was) {
 		t.Errorf("after rollback %v, want %v", got, was)
 	}
+	list, err := History(place)
+	if err != nil || len(list) != 1 || len(list[0].Changes) != 3 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	c := list[0].Changes[0]
+	if c.Space.Inode != s.handle.Inode() || !place.Lives(c) {
+		t.Errorf("the namespace of %+v lives: %v", c, place.Lives(c))
+	}
+	c.Space.Cookie++ // another one with its name and number
+	if place.Lives(c) {
+		t.Errorf("%+v was not made in the namespace that there is", c)
+	}
 }
 
 // Inside a namespace that is not the initial one, and with no way to that one,

@@ -21,6 +21,7 @@ import (
 	"strings"
 	"time"
 
+	"natkit/internal/kernel/netns"
 	"natkit/internal/snapshot"
 )
 
@@ -48,6 +49,9 @@ type Change struct {
 	// MemoryBytes is what the change adds when the table is as full as it can be.
 	MemoryBytes int64   `json:"memory_bytes"`
 	Owners      []Owner `json:"owners"`
+
+	// Space is the namespace that it was made in, of a change in the history.
+	Space netns.ID `json:"-"`
 }
 
 // Owner is somebody besides natkit who sets a setting, and what that means for
