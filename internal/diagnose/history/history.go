@@ -65,7 +65,7 @@ type Event struct {
 	Severity  string    `json:"severity"`
 	Title     string    `json:"title"`
 	Impact    float64   `json:"impact,omitempty"`
-	// Since is when what this event is about was first seen, or for the last time where it ended.
+	// Since is when what this event is about was first seen, or for the last time.
 	Since time.Time `json:"since,omitzero"`
 	Why   string    `json:"reason,omitempty"` // it ended for another reason than that it is cured
 }

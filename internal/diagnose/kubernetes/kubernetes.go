@@ -15,8 +15,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -77,7 +79,7 @@ type Reporter struct {
 	refilled  time.Time
 	pause     time.Duration
 	notBefore time.Time
-	problem   string
+	problems  map[string]string // why the API refuses what, by the kind of request
 	sent      map[string]uint64 // requests by result
 	dropped   uint64
 }
@@ -93,7 +95,7 @@ const (
 func New(api *API, node string) *Reporter { return newReporter(api, node) }
 
 func newReporter(api caller, node string) *Reporter {
-	return &Reporter{node: node, api: api, wake: make(chan struct{}, 1), events: map[string]*event{}, tokens: burst,
+	return &Reporter{node: node, api: api, wake: make(chan struct{}, 1), events: map[string]*event{}, problems: map[string]string{}, tokens: burst,
 		sent: map[string]uint64{accepted: 0, refused: 0, failed: 0}}
 }
 
@@ -115,7 +117,11 @@ func (r *Reporter) Report(findings []Finding) {
 func (r *Reporter) Problem() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.problem
+	var all []string
+	for _, kind := range slices.Sorted(maps.Keys(r.problems)) {
+		all = append(all, r.problems[kind])
+	}
+	return strings.Join(all, "; ")
 }
 
 // Run sends until ctx ends.
@@ -193,13 +199,16 @@ func (r *Reporter) done(t *task, answer *response, err error, now time.Time) {
 		r.notBefore = now.Add(wait)
 	case answer.status >= 200 && answer.status < 300:
 		r.sent[accepted]++
-		r.pause, r.problem, *t.failed = 0, "", time.Time{}
+		r.pause, *t.failed = 0, time.Time{}
+		if t.node {
+			delete(r.problems, t.contentType)
+		}
 		t.accepted(answer, now)
 	default:
 		r.sent[refused]++
 		r.pause = 0
 		if t.node && (answer.status == 403 || t.contentType == patchNode) {
-			r.problem = fmt.Sprintf("the Kubernetes API refuses %s %s: %s", t.method, t.path, reason(answer))
+			r.problems[t.contentType] = fmt.Sprintf("the Kubernetes API refuses %s %s: %s", t.method, t.path, reason(answer))
 		}
 		t.refused(answer.status, now)
 	}

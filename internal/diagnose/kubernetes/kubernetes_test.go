@@ -243,6 +243,29 @@ func TestRefused(t *testing.T) {
 	})
 }
 
+// What is refused stays a problem while other requests are accepted: it is one line of the journal, not one each time.
+func TestRefusedInPart(t *testing.T) {
+	bubble(t, func(t *testing.T, api *fakeAPI, r *Reporter) {
+		api.fail = func(q request) (*response, error) {
+			if q.contentType == patchNode {
+				return &response{status: 403, body: []byte(`{"message":"nodes is forbidden"}`)}, nil
+			}
+			return nil, nil
+		}
+		said, before := 0, ""
+		for range 60 {
+			windows(r, time.Minute, full(time.Now()))
+			windows(r, time.Minute)
+			if now := r.Problem(); now != before {
+				said, before = said+1, now
+			}
+		}
+		if said != 1 || !strings.Contains(before, "nodes is forbidden") {
+			t.Errorf("the problem changed %d times in two hours, and is %q", said, before)
+		}
+	})
+}
+
 // A 429 says when to come back.
 func TestRetryAfter(t *testing.T) {
 	bubble(t, func(t *testing.T, api *fakeAPI, r *Reporter) {
