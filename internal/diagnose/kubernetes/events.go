@@ -5,6 +5,7 @@ package kubernetes
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -54,6 +55,7 @@ func (r *Reporter) noteEvents(findings []Finding, now time.Time) {
 			delete(r.events, key)
 		}
 	}
+	maps.DeleteFunc(r.omitted, func(key string, _ bool) bool { return groups[key] == nil || r.events[key] != nil })
 	for key, group := range groups {
 		e := r.events[key]
 		if e == nil {
@@ -89,7 +91,10 @@ func (r *Reporter) admit(key string, now time.Time) *event {
 			}
 		}
 		if oldest == "" {
-			r.dropped++
+			if !r.omitted[key] { // once, not with each report while it is on
+				r.dropped++
+				r.omitted[key] = true
+			}
 			return nil
 		}
 		if r.events[oldest].dirty {

@@ -82,6 +82,7 @@ type Reporter struct {
 	problems  map[string]string // why the API refuses what, by the kind of request
 	sent      map[string]uint64 // requests by result
 	dropped   uint64
+	omitted   map[string]bool // what is on without an Event, because there are too many
 }
 
 // Results of requests.
@@ -95,7 +96,7 @@ const (
 func New(api *API, node string) *Reporter { return newReporter(api, node) }
 
 func newReporter(api caller, node string) *Reporter {
-	return &Reporter{node: node, api: api, wake: make(chan struct{}, 1), events: map[string]*event{}, problems: map[string]string{}, tokens: burst,
+	return &Reporter{node: node, api: api, wake: make(chan struct{}, 1), events: map[string]*event{}, problems: map[string]string{}, omitted: map[string]bool{}, tokens: burst,
 		sent: map[string]uint64{accepted: 0, refused: 0, failed: 0}}
 }
 
