@@ -62,6 +62,7 @@ func CompileRules(f *rulefile.File, facts Facts) (Ruleset, []Warning, error) {
 	c.set(Set{Name: setOutside, Key: datatypes([]part{partIn}), Elements: linkElements(f.Outside)})
 	c.set(Set{Name: setLinks, Key: datatypes([]part{partIn}), Elements: linkElements(slices.Concat(f.Inside, f.Outside))})
 	c.oneArmed()
+	c.trackHosts()
 
 	excluded := c.exclusions()
 	excludedOut := excluded // what is sent to an internal host by a rule is not what was excluded
@@ -109,10 +110,11 @@ type compiler struct {
 	chains   map[string]bool // by name, those that are in the table
 	bases    []Chain
 	warnings []Warning
-	anywhere Chain    // source rules for whatever egress interface
-	bound    bool     // some source rule is bound to one of several ways out
-	armed    bool     // some interface is on both sides
-	beside   []string // inside only, where that is so
+	anywhere Chain          // source rules for whatever egress interface
+	bound    bool           // some source rule is bound to one of several ways out
+	armed    bool           // some interface is on both sides
+	beside   []string       // inside only, where that is so
+	tracked  map[int][]span // of stateless maps, by rule: hosts that have sessions
 }
 
 func (c *compiler) set(s Set) { c.table.Sets = append(c.table.Sets, s) }
@@ -382,6 +384,7 @@ func refused(f *rulefile.File) error {
 	if f.Subscribers.Prefix > 0 {
 		errs = append(errs, f.AtKey("subscribers", "the kernel's NAT does not count a subscriber's ports and new sessions: use engine ebpf, or limits.sessions_per_source"))
 	}
+	errs = append(errs, statelessTwice(f)...)
 	for i := range f.Pools {
 		if p := &f.Pools[i]; !p.Blocks.IsZero() {
 			errs = append(errs, rulefile.Problems{{File: f.Name, Position: p.Position, Message: fmt.Sprintf("pool %s: the kernel's NAT gives no blocks of ports: use engine ebpf", p.Name)}})

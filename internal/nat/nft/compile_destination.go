@@ -80,9 +80,7 @@ func (c *compiler) destinations() (Chain, error) {
 		r := &c.file.Rules[i]
 		switch a := r.Action.(type) {
 		case rulefile.Map:
-			if !a.Stateless {
-				d.addMap(i, r, a)
-			}
+			d.addMap(i, r, a)
 		case rulefile.DNAT:
 			if len(a.Targets) == 0 {
 				return Chain{}, fmt.Errorf("compile rule %q: no target", r.Match())
@@ -105,10 +103,13 @@ func (c *compiler) destinations() (Chain, error) {
 }
 
 func (d *destinationSteps) addMap(i int, r *rulefile.Rule, a rulefile.Map) {
+	spans := d.sessionSpans(i, a.Outside)
+	if len(spans) == 0 {
+		return
+	}
 	if !singleHost(a.Outside) {
-		all := rulefile.RangeOf(a.Outside)
 		for _, in := range d.mapWaysIn(r) {
-			d.prefixes[in] = append(d.prefixes[in], span{number(all.First), number(all.Last), a.Outside.Bits(), i})
+			d.prefixes[in] = append(d.prefixes[in], spans...)
 		}
 		return
 	}

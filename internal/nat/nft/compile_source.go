@@ -33,7 +33,7 @@ func (c *compiler) sources(destinations bool) error {
 	f := c.file
 	for i := range f.Rules {
 		out := f.Rules[i].Out
-		if isSource(&f.Rules[i]) && out != "" && (len(f.Outside) > 1 || out != f.Outside[0]) {
+		if c.isSource(i) && out != "" && (len(f.Outside) > 1 || out != f.Outside[0]) {
 			c.bound = true
 		}
 	}
@@ -103,6 +103,26 @@ func isSource(r *rulefile.Rule) bool {
 	return false
 }
 
+// isSource reports whether a rule translates the sources of sessions: a stateless map may do so
+// for some of its hosts.
+func (c *compiler) isSource(index int) bool {
+	return isSource(&c.file.Rules[index]) || c.tracked[index] != nil
+}
+
+// sourceSpans are those sources.
+func (c *compiler) sourceSpans(index int) []span {
+	r := &c.file.Rules[index]
+	switch a := r.Action.(type) {
+	case rulefile.Masquerade, rulefile.SNAT:
+		from := sourceOf(r)
+		all := rulefile.RangeOf(from)
+		return []span{{number(all.First), number(all.Last), from.Bits(), index}}
+	case rulefile.Map:
+		return c.sessionSpans(index, a.Inside)
+	}
+	return nil
+}
+
 // origins adds to a chain the questions for the source rules that belong to an origin.
 func (c *compiler) origins(ch *Chain, o origin, belongs func(*rulefile.Rule) bool) error {
 	var parts []part
@@ -128,14 +148,13 @@ func (c *compiler) origins(ch *Chain, o origin, belongs func(*rulefile.Rule) boo
 	prefixes := map[string][]span{} // by interfaces
 	for i := range c.file.Rules {
 		r := &c.file.Rules[i]
-		if !isSource(r) || !belongs(r) {
+		if !c.isSource(i) || !belongs(r) {
 			continue
 		}
 		from := sourceOf(r)
 		if !singleHost(from) {
-			all := rulefile.RangeOf(from)
 			bound := string(links(r))
-			prefixes[bound] = append(prefixes[bound], span{number(all.First), number(all.Last), from.Bits(), i})
+			prefixes[bound] = append(prefixes[bound], c.sourceSpans(i)...)
 			continue
 		}
 		e, err := c.hide(i)
@@ -257,18 +276,21 @@ func (c *compiler) pool(p *rulefile.Pool) string {
 	}
 	slots := spreadRanges(p.Addresses)
 	for i, r := range p.Addresses {
-		c.chain(fmt.Sprintf("%s_%d", name, i), to(r)...)
+		c.chain(rangeOf(name, i), to(r)...)
 	}
 	for slot, i := range slots {
 		ranges.Elements = append(ranges.Elements, Element{
 			Key:     binaryutil.NativeEndian.PutUint32(uint32(slot)),
-			Verdict: goToVerdict(fmt.Sprintf("%s_%d", name, i)), Rule: noRule,
+			Verdict: goToVerdict(rangeOf(name, i)), Rule: noRule,
 		})
 	}
 	c.set(ranges)
 	return c.chain(name, rule(hashOfSource(len(slots)),
 		[]expr.Any{&expr.Lookup{SourceRegister: register0, IsDestRegSet: true, SetName: name}}))
 }
+
+// rangeOf is the chain of a range of a pool. No pool has a slash in its name.
+func rangeOf(pool string, i int) string { return fmt.Sprintf("%s/%d", pool, i) }
 
 // spreadRanges gives each range slots by its share of the addresses, at least one.
 func spreadRanges(ranges []rulefile.AddressRange) []int {
@@ -304,7 +326,7 @@ func (c *compiler) postrouting(excluded []Rule, destinations bool) Chain {
 	case !destinations:
 	case c.chains["hairpin"] || len(c.anywhere.Rules) > 0:
 		ch.Rules = append(ch.Rules, rule(within, goTo(hairpin)))
-	case slices.ContainsFunc(c.file.Rules, func(r rulefile.Rule) bool { return isSource(&r) && c.file.IsInside(r.Out) }):
+	case c.towardsInside():
 		ch.Rules = append(ch.Rules, rule(within, accept())) // rules of the egress interface itself are not for them
 	}
 	ch.Rules = append(ch.Rules, rule(inSet(setInside, partIn), goTo("source")))
@@ -312,4 +334,14 @@ func (c *compiler) postrouting(excluded []Rule, destinations bool) Chain {
 		ch.Rules = append(ch.Rules, rule(inSet(setOutside, partIn), destTranslated(), goTo("source")))
 	}
 	return ch
+}
+
+// towardsInside reports whether some source rule is bound to an egress interface that is inside.
+func (c *compiler) towardsInside() bool {
+	for i := range c.file.Rules {
+		if c.isSource(i) && c.file.IsInside(c.file.Rules[i].Out) {
+			return true
+		}
+	}
+	return false
 }

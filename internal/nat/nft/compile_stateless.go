@@ -3,6 +3,7 @@
 package nft
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -23,7 +24,7 @@ func (c *compiler) stateless() {
 	var rules []int
 	for i := range c.file.Rules {
 		r := &c.file.Rules[i]
-		if !isStateless(r) {
+		if !isStateless(r) || len(c.statelessSpans(i, sourceOf(r))) == 0 {
 			continue
 		}
 		rules = append(rules, i)
@@ -60,32 +61,72 @@ func (c *compiler) stateless() {
 	c.base(post)
 }
 
+// statelessTwice refuses what only their interfaces tell apart: the kernel rewrites before it knows
+// the egress interface.
+func statelessTwice(f *rulefile.File) (errs []error) {
+	inside, outside := map[netip.Prefix]*rulefile.Rule{}, map[netip.Prefix]*rulefile.Rule{}
+	for i := range f.Rules {
+		r := &f.Rules[i]
+		if !isStateless(r) {
+			continue
+		}
+		m := r.Action.(rulefile.Map)
+		for _, one := range []struct {
+			side   netip.Prefix
+			before map[netip.Prefix]*rulefile.Rule
+		}{{m.Inside, inside}, {m.Outside, outside}} {
+			if first := one.before[one.side]; first != nil {
+				errs = append(errs, rulefile.Problems{{File: f.Name, Position: r.Position, Message: fmt.Sprintf("the kernel's NAT binds no stateless map to interfaces, and %q has %s too: use engine ebpf, or leave out stateless: true", "map "+first.Match(), one.side)}})
+			} else {
+				one.before[one.side] = r
+			}
+		}
+	}
+	return errs
+}
+
 // trackedAnyway accepts what is no stateless map's: what is excluded, and what is for
 // an address of rules with sessions.
 func (c *compiler) trackedAnyway() []Rule {
 	var rules []Rule
-	var spans []span
-	for i := range c.file.Rules {
-		r := &c.file.Rules[i]
-		switch r.Action.(type) {
-		case rulefile.DNAT, rulefile.Map:
-			if isStateless(r) {
-				continue
-			}
-			for _, o := range r.OutsideAddresses() {
-				spans = append(spans, span{first: number(o.First), last: number(o.Last)})
-			}
-		}
-	}
 	if c.excludes() {
 		rules = append(rules,
 			rule(inSet(setExclude, partsExclude...), verdictWord(expr.VerdictAccept)),
 			rule(icmpError(), inSet(setExclude, partsExcludeAbout...), verdictWord(expr.VerdictAccept)))
 	}
-	for _, set := range c.addresses("tracked", partDest, spans) {
+	for _, set := range c.addresses("tracked", partDest, c.trackedSpans()) {
 		rules = append(rules, rule(inSet(set, partDest), verdictWord(expr.VerdictAccept)))
 	}
 	return rules
+}
+
+// trackedSpans are the external addresses of rules with sessions, without those of more special
+// stateless maps.
+func (c *compiler) trackedSpans() (tracked []span) {
+	const sessions, none = 0, 1
+	var spans []span
+	add := func(of int, all ...span) {
+		for _, s := range all {
+			spans = append(spans, span{s.first, s.last, 2*s.rank - of, of}) // of equal prefixes that with sessions
+		}
+	}
+	for i := range c.file.Rules {
+		switch a := c.file.Rules[i].Action.(type) {
+		case rulefile.DNAT:
+			add(sessions, span{number(a.Address), number(a.Address), 32, i})
+		case rulefile.Map:
+			add(sessions, c.sessionSpans(i, a.Outside)...)
+			if a.Stateless {
+				add(none, c.statelessSpans(i, a.Outside)...)
+			}
+		}
+	}
+	for _, piece := range flatten(spans) {
+		if piece.rule == sessions {
+			tracked = append(tracked, piece)
+		}
+	}
+	return tracked
 }
 
 func (c *compiler) excludes() bool {
@@ -98,8 +139,9 @@ func (c *compiler) excludes() bool {
 func (c *compiler) statelessSources(rules []int) []string {
 	var spans []span
 	for _, i := range rules {
-		r := rulefile.RangeOf(c.file.Rules[i].Action.(rulefile.Map).Inside)
-		spans = append(spans, span{first: number(r.First), last: number(r.Last)})
+		for _, s := range c.statelessSpans(i, c.file.Rules[i].Action.(rulefile.Map).Inside) {
+			spans = append(spans, span{first: s.first, last: s.last})
+		}
 	}
 	return c.addresses("stateless", partSource, spans)
 }
@@ -139,8 +181,7 @@ func (c *compiler) rewriting(name string, p part, offset uint32, rules []int, si
 			hosts.Elements = append(hosts.Elements, Element{Key: from.Addr().AsSlice(), Value: to.Addr().AsSlice(), Rule: i})
 			continue
 		}
-		r := rulefile.RangeOf(from)
-		spans = append(spans, span{number(r.First), number(r.Last), from.Bits(), i})
+		spans = append(spans, c.statelessSpans(i, from)...)
 	}
 	for _, piece := range flatten(spans) {
 		from, to := sides(c.file.Rules[piece.rule].Action.(rulefile.Map))

@@ -95,8 +95,7 @@ func (c *compiler) rewritingAbout(name string, p part, offset uint32, rules []in
 			hosts.Elements = append(hosts.Elements, Element{Key: from.Addr().AsSlice(), Value: to.Addr().AsSlice(), Rule: noRule})
 			continue
 		}
-		r := rulefile.RangeOf(from)
-		spans = append(spans, span{number(r.First), number(r.Last), from.Bits(), i})
+		spans = append(spans, c.statelessSpans(i, from)...)
 	}
 	for _, piece := range flatten(spans) {
 		from, to := sides(c.file.Rules[piece.rule].Action.(rulefile.Map))

@@ -123,6 +123,27 @@ var files = map[string]*rulefile.File{
 		rulefile.DNAT{Protocol: rulefile.TCP, Address: addr("100.64.0.1"), Ports: ports(80, 80), Targets: []rulefile.Target{target("10.0.0.1")}},
 		rulefile.Exclude{Source: prefix("10.1.0.0/24"), Destination: prefix("10.0.0.0/8")},
 	)),
+	"pool-names": file(rules(
+		rulefile.SNAT{Source: prefix("10.1.0.0/16"), Pool: "a"},
+		rulefile.SNAT{Source: prefix("10.2.0.0/16"), Pool: "a_0"},
+	), func(f *rulefile.File) {
+		one := func(a string) rulefile.AddressRange { return rulefile.RangeOf(prefix(a + "/32")) }
+		f.Pools = []rulefile.Pool{
+			{Name: "a", Addresses: []rulefile.AddressRange{one("100.64.0.8"), one("100.64.0.16")}},
+			{Name: "a_0", Addresses: []rulefile.AddressRange{one("100.64.0.24")}},
+		}
+	}),
+	"stateless-beside": file(rules(
+		rulefile.Masquerade{Source: prefix("10.0.0.0/8")},
+		rulefile.Map{Inside: prefix("10.1.0.0/24"), Outside: prefix("100.64.1.0/24"), Stateless: true},
+		rulefile.Map{Inside: prefix("10.2.0.1/32"), Outside: prefix("100.64.2.1/32"), Stateless: true},
+		rulefile.Map{Inside: prefix("10.3.0.0/16"), Outside: prefix("100.70.0.0/16")},
+		rulefile.Map{Inside: prefix("10.4.0.0/24"), Outside: prefix("100.70.4.0/24"), Stateless: true},
+		rulefile.SNAT{Source: prefix("10.1.0.64/28"), Address: addr("100.64.3.1")},
+		rulefile.DNAT{Protocol: rulefile.TCP, Address: addr("100.64.0.1"), Ports: ports(80, 80), Targets: []rulefile.Target{target("10.1.0.0")}},
+		rulefile.DNAT{Protocol: rulefile.UDP, Address: addr("100.64.0.1"), Targets: []rulefile.Target{target("10.1.0.255")}},
+		rulefile.DNAT{Protocol: rulefile.TCP, Address: addr("100.64.2.1"), Ports: ports(80, 80), Targets: []rulefile.Target{target("10.0.0.1")}},
+	)),
 	"options": file(rules(rulefile.Masquerade{Source: prefix("192.168.0.0/16")}), func(f *rulefile.File) {
 		f.Defaults.MSS = rulefile.MSSClamp
 		f.Limits.SessionsPerSource = 4000

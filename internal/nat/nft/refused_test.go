@@ -24,3 +24,22 @@ func TestRefused(t *testing.T) {
 		}
 	}
 }
+
+// Stateless maps that are bound to interfaces and have the same addresses can't be told apart by the
+// kernel's NAT.
+func TestStatelessTwiceRefused(t *testing.T) {
+	const head = "inside: [a, d]\noutside: [b, c]\nrules:\n"
+	for rules, want := range map[string]string{
+		"- {map: 10.1.0.1 <-> 100.64.1.1, out: b, stateless: true}\n- {map: 10.1.0.1 <-> 100.64.2.1, out: c, stateless: true}\n":                           `f:5:4: the kernel's NAT binds no stateless map to interfaces, and "map 10.1.0.1 <-> 100.64.1.1" has 10.1.0.1/32 too`,
+		"- {map: 10.1.0.0/24 <-> 100.64.1.0/24, in: a, out: b, stateless: true}\n- {map: 10.2.0.0/24 <-> 100.64.1.0/24, in: d, out: c, stateless: true}\n": "f:5:4: the kernel's NAT binds no stateless map",
+		"- {map: 10.1.0.1 <-> 100.64.1.1, out: b}\n- {map: 10.1.0.1 <-> 100.64.2.1, out: c, stateless: true}\n":                                            "",
+	} {
+		f, err := rulefile.Parse("f", []byte(head+rules))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := CompileRules(f, Facts{}); (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: got %v, want %s", rules, err, want)
+		}
+	}
+}
