@@ -385,6 +385,7 @@ func refused(f *rulefile.File) error {
 		errs = append(errs, f.AtKey("subscribers", "the kernel's NAT does not count a subscriber's ports and new sessions: use engine ebpf, or limits.sessions_per_source"))
 	}
 	errs = append(errs, statelessTwice(f)...)
+	errs = append(errs, shiftedTooMany(f))
 	for i := range f.Pools {
 		if p := &f.Pools[i]; !p.Blocks.IsZero() {
 			errs = append(errs, rulefile.Problems{{File: f.Name, Position: p.Position, Message: fmt.Sprintf("pool %s: the kernel's NAT gives no blocks of ports: use engine ebpf", p.Name)}})

@@ -23,8 +23,8 @@ import (
 //	   address, prefix                       protocols, hosts, nets
 //
 // Each first for rules that are bound to the interface the packet came in by (_in).
-// A range whose ports become others is a map with each of its ports (shifted): the
-// kernel can't add numbers. Ranges that overlap are cut, the narrower wins.
+// A range whose ports become others is a map with each of its ports (shifted, or with several
+// targets one for each of them): the kernel can't add numbers. Ranges that overlap are cut, the narrower wins.
 
 // place is what ranges of ports may overlap on.
 type place struct {
@@ -154,9 +154,15 @@ func (d *destinationSteps) cutRanges() {
 			return keyAt(where.in, []byte{byte(where.protocol)}, where.address.AsSlice(), keyPort(uint16(port)))
 		}
 		for _, p := range flatten(d.overlapping[where]) {
-			if keepsPorts(d.file.Rules[p.rule].Action.(rulefile.DNAT)) {
+			a := d.file.Rules[p.rule].Action.(rulefile.DNAT)
+			if keepsPorts(a) || len(a.Targets) > 1 {
 				b, k := at(p.first)
-				e := d.forward(p.rule, k, rulefile.PortRange{})
+				e := Element{Key: k, Rule: p.rule}
+				if keepsPorts(a) {
+					e = d.forward(p.rule, k, rulefile.PortRange{})
+				} else {
+					e.Verdict = goToVerdict(d.balanceShifted(p.rule, a))
+				}
 				_, e.End = at(p.last)
 				d.ranges[b].add(e)
 				continue
@@ -247,9 +253,6 @@ func (c *compiler) forward(index int, k []byte, port rulefile.PortRange) Element
 	}
 	// With several targets a key leads to a chain that chooses.
 	name := fmt.Sprintf("balance_%d", index)
-	if !port.IsZero() && a.Ports.Count() > 1 {
-		name += fmt.Sprintf("_%d", port.First)
-	}
 	e.Verdict = goToVerdict(name)
 	if c.chains[name] {
 		return e
@@ -274,4 +277,55 @@ func (c *compiler) forward(index int, k []byte, port rulefile.PortRange) Element
 		[]expr.Any{&expr.Lookup{SourceRegister: register0, DestRegister: register0, IsDestRegSet: true, SetName: name}},
 		translate(expr.NATTypeDestNAT, withPort)))
 	return e
+}
+
+// balanceShifted is a chain that chooses one of several targets whose ports are others: for each of
+// them there is a chain with a map of the ports.
+func (c *compiler) balanceShifted(index int, a rulefile.DNAT) string {
+	name := fmt.Sprintf("balance_%d", index)
+	if c.chains[name] {
+		return name
+	}
+	to := func(target int) string { return fmt.Sprintf("%s_%d", name, target) }
+	for i, t := range a.Targets {
+		ports := Set{
+			Name: to(i), Key: datatypes([]part{partDestPort}), Data: []nftables.SetDatatype{nftables.TypeIPAddr, nftables.TypeInetService},
+		}
+		for n := range a.Ports.Count() {
+			ports.Elements = append(ports.Elements, Element{
+				Key: keyPort(a.Ports.First + uint16(n)), Value: key(t.Address.AsSlice(), keyPort(t.Ports.First+uint16(n))), Rule: noRule,
+			})
+		}
+		c.set(ports)
+		c.chain(ports.Name, rule(mapped(ports.Name, partDestPort), translate(expr.NATTypeDestNAT, true)))
+	}
+	targets := Set{Name: name, Key: []nftables.SetDatatype{nftables.TypeMark}, Data: []nftables.SetDatatype{nftables.TypeVerdict}}
+	slots := a.Table()
+	for slot, t := range slots {
+		targets.Elements = append(targets.Elements, Element{
+			Key: binaryutil.NativeEndian.PutUint32(uint32(slot)), Verdict: goToVerdict(to(t)), Rule: noRule,
+		})
+	}
+	c.set(targets)
+	return c.chain(name, rule(hashOfSource(len(slots)),
+		[]expr.Any{&expr.Lookup{SourceRegister: register0, IsDestRegSet: true, SetName: name}}))
+}
+
+// maxShifted bounds the elements of ports that become others.
+const maxShifted = 1 << 20
+
+// shiftedTooMany refuses more than these: the kernel's maps have one for each port of each target.
+func shiftedTooMany(f *rulefile.File) error {
+	total := 0
+	for i := range f.Rules {
+		r := &f.Rules[i]
+		a, ok := r.Action.(rulefile.DNAT)
+		if !ok || a.Ports.Count() < 2 || keepsPorts(a) {
+			continue
+		}
+		if total += a.Ports.Count() * len(a.Targets); total > maxShifted {
+			return rulefile.Problems{{File: f.Name, Position: r.Position, Message: fmt.Sprintf("the kernel's NAT has an element for each port that becomes another, at each target, and with this rule they are %d, of at most %d: use engine ebpf, or targets that keep the ports", total, maxShifted)}}
+		}
+	}
+	return nil
 }

@@ -43,3 +43,35 @@ func TestStatelessTwiceRefused(t *testing.T) {
 		}
 	}
 }
+
+// A range of ports that become others at several targets takes elements for each port and target,
+// and for the choice of the target once.
+func TestShiftedElements(t *testing.T) {
+	parse := func(ports, first, second string) *rulefile.File {
+		t.Helper()
+		f, err := rulefile.Parse("f", []byte("inside: a\noutside: b\nrules:\n- {dnat: \"udp 203.0.113.1:"+ports+"\", to: [\"10.0.0.1:"+first+"\", \"10.0.0.2:"+second+"\"]}\n"+
+			"- {dnat: \"tcp 203.0.113.1:"+ports+"\", to: [\"10.0.0.1:"+first+"\", \"10.0.0.2:"+second+"\"]}\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	r, _, err := CompileRules(parse("10000-10999", "30000-30999", "20000-20999"), Facts{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	elements := 0
+	for _, s := range r[0].Sets {
+		elements += len(s.Elements)
+	}
+	if elements < 4000 || elements > 7000 {
+		t.Errorf("%d elements, of which 4000 are of ports", elements)
+	}
+	many := parse("1-60000", "2-60001", "3-60002")
+	for range 5 {
+		many.Rules = append(many.Rules, many.Rules...)
+	}
+	if _, _, err := CompileRules(many, Facts{}); err == nil || !strings.Contains(err.Error(), "f:4:4: the kernel's NAT has an element for each port") {
+		t.Errorf("got %v", err)
+	}
+}
