@@ -245,9 +245,12 @@ func (d *drifting) changes() error {
 // unanswered finds addresses for which engine nft is to answer since it was configured with the
 // interfaces: one has an address again. Those that it was configured with are among its changes.
 func (d *drifting) unanswered() error {
-	wanted, err := kernelProxies(d.file)
+	wanted, tooMany, err := kernelProxies(d.file)
 	if err != nil {
 		return err
+	}
+	if tooMany != "" {
+		d.wait("%s", tooMany)
 	}
 	have, err := proxied()
 	if err != nil {

@@ -63,9 +63,12 @@ func (nftEngine) plan(p *Plan, file *rulefile.File, o Options, made []Change) er
 	for _, name := range missing(file) {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("interface %s is not there: its packets are translated when it is", name))
 	}
-	proxies, err := kernelProxies(file)
+	proxies, tooMany, err := kernelProxies(file)
 	if err != nil {
 		return err
+	}
+	if tooMany != "" {
+		return fmt.Errorf("%s: %s", file.Name, tooMany)
 	}
 	_, reserved, err := localPorts()
 	if err != nil {
@@ -298,14 +301,16 @@ func (m rulesByPrefix) of(a netip.Addr) (rules []*rulefile.Rule) {
 }
 
 // kernelProxies are the addresses of the file that nobody else has on the networks of
-// its outside interfaces. The interfaces need not be there: nftables knows them by name.
-func kernelProxies(file *rulefile.File) (out []datapath.ProxyNeighbour, err error) {
+// its outside interfaces, and why some can't be answered for. The interfaces need not be there:
+// nftables knows them by name.
+func kernelProxies(file *rulefile.File) (out []datapath.ProxyNeighbour, tooMany string, err error) {
 	var ranges []rulefile.AddressRange
 	for i := range file.Pools {
 		if !file.Pools[i].Silent {
 			ranges = append(ranges, file.Pools[i].Addresses...)
 		}
 	}
+	pooled := len(ranges) // of which each pool has as many as it may
 	for i := range file.Rules {
 		if !file.Rules[i].Silent {
 			ranges = append(ranges, file.Rules[i].OutsideAddresses()...)
@@ -313,7 +318,7 @@ func kernelProxies(file *rulefile.File) (out []datapath.ProxyNeighbour, err erro
 	}
 	local, err := netlink.AddrList(nil, netlink.FAMILY_V4)
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, "", fmt.Errorf("list addresses: %w", err)
 	}
 	own := func(a netip.Addr) bool {
 		return slices.ContainsFunc(local, func(l netlink.Addr) bool { return l.IP.Equal(a.AsSlice()) })
@@ -328,10 +333,22 @@ func kernelProxies(file *rulefile.File) (out []datapath.ProxyNeighbour, err erro
 			if at.LinkIndex != l.Attrs().Index {
 				continue
 			}
-			for _, r := range ranges {
-				for i := range min(r.Count(), maxProxies) {
-					n := datapath.ProxyNeighbour{Link: name, Addr: r.At(i)}
-					if at.IPNet.Contains(n.Addr.AsSlice()) && !own(n.Addr) && !known[n] {
+			network, err := netip.ParsePrefix(at.IPNet.String())
+			if err != nil {
+				return nil, "", fmt.Errorf("addresses of %q: %w", name, err)
+			}
+			for k, r := range ranges {
+				part, ok := r.Within(rulefile.RangeOf(network))
+				if !ok {
+					continue
+				}
+				if k >= pooled && part.Count() > datapath.MaxProxies {
+					tooMany = datapath.TooManyProxies(part)
+					continue
+				}
+				for i := range part.Count() {
+					n := datapath.ProxyNeighbour{Link: name, Addr: part.At(i)}
+					if !own(n.Addr) && !known[n] {
 						known[n] = true
 						out = append(out, n)
 					}
@@ -339,8 +356,5 @@ func kernelProxies(file *rulefile.File) (out []datapath.ProxyNeighbour, err erro
 			}
 		}
 	}
-	return out, nil
+	return out, tooMany, nil
 }
-
-// maxProxies bounds the proxy neighbours of one range: a network that large is routed.
-const maxProxies = 4096

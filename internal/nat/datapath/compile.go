@@ -464,23 +464,21 @@ func (c *compiler) linkOf(addr netip.Addr) int {
 
 // proxy wants ARP answered for addresses on a connected network that nobody has.
 func (c *compiler) proxy(r rulefile.AddressRange) {
-	if c.linkOf(r.First) >= 0 {
-		c.boundProxies(r)
-	}
-	for i := range min(r.Count(), maxProxies) {
-		addr := r.At(i)
-		index := c.linkOf(addr)
-		if index < 0 || slices.Contains(c.facts.Local, addr) {
-			continue
+	for _, part := range c.connected(r, c.t.Links...) {
+		for i := range part.Count() {
+			addr := part.At(i)
+			index := c.linkOf(addr)
+			if slices.Contains(c.facts.Local, addr) {
+				continue
+			}
+			link := c.t.Links[slices.IndexFunc(c.t.Links, func(l Link) bool { return l.Index == index })]
+			if !link.Outside {
+				continue
+			}
+			// For the sake of ARP it is routed to lo: the routes do not tell where it is.
+			c.locate(nil, addr)
+			c.wantProxy(ProxyNeighbour{Link: link.Name, Addr: addr})
 		}
-		link := c.t.Links[slices.IndexFunc(c.t.Links, func(l Link) bool { return l.Index == index })]
-		n := ProxyNeighbour{Link: link.Name, Addr: addr}
-		if !link.Outside {
-			continue
-		}
-		// For the sake of ARP it is routed to lo: the routes do not tell where it is.
-		c.locate(nil, addr)
-		c.wantProxy(n)
 	}
 }
 
@@ -488,27 +486,31 @@ func (c *compiler) proxy(r rulefile.AddressRange) {
 // gateway have themselves. The routes tell where they are.
 func (c *compiler) proxyRouted(r rulefile.AddressRange) {
 	for _, l := range c.t.Links {
-		if !l.Outside {
-			continue
-		}
-		on := func(a netip.Addr) bool {
-			return slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Masked().Contains(a) })
-		}
-		if on(r.First) {
-			c.boundProxies(r)
-		}
-		for i := range min(r.Count(), maxProxies) {
-			if a := r.At(i); on(a) && !slices.Contains(c.facts.Local, a) {
-				c.wantProxy(ProxyNeighbour{Link: l.Name, Addr: a})
+		for _, part := range c.connected(r, l) {
+			for i := range part.Count() {
+				if a := part.At(i); !slices.Contains(c.facts.Local, a) {
+					c.wantProxy(ProxyNeighbour{Link: l.Name, Addr: a})
+				}
 			}
 		}
 	}
 }
 
-func (c *compiler) boundProxies(r rulefile.AddressRange) {
-	if r.Count() > maxProxies {
-		c.fail(nil, "%s on a connected network are %d addresses to answer ARP for, of at most %d: route them here, and say arp: none", r, r.Count(), maxProxies)
+// connected are the parts of a range that are on the networks of those links that are outside.
+func (c *compiler) connected(r rulefile.AddressRange, links ...Link) (parts []rulefile.AddressRange) {
+	for _, l := range links {
+		for _, p := range l.Addresses {
+			part, ok := r.Within(rulefile.RangeOf(p))
+			switch {
+			case !ok || !l.Outside:
+			case part.Count() > MaxProxies:
+				c.fail(nil, "%s", TooManyProxies(part))
+			default:
+				parts = append(parts, part)
+			}
+		}
 	}
+	return parts
 }
 
 func (c *compiler) wantProxy(n ProxyNeighbour) {
@@ -518,8 +520,13 @@ func (c *compiler) wantProxy(n ProxyNeighbour) {
 	}
 }
 
-// maxProxies bounds the proxy neighbours of one range: a network that large is routed.
-const maxProxies = 4096
+// MaxProxies bounds the proxy neighbours of a rule: a network that large is routed.
+const MaxProxies = 4096
+
+// TooManyProxies is why a part of a rule's addresses can't be answered for.
+func TooManyProxies(part rulefile.AddressRange) string {
+	return fmt.Sprintf("%s on a connected network are %d addresses to answer ARP for, of at most %d: route them here, and say arp: none", part, part.Count(), MaxProxies)
+}
 
 // --- rules ----------------------------------------------------------------------
 

@@ -333,3 +333,23 @@ func TestCompileForwardOfFormerAddress(t *testing.T) {
 		}
 	}
 }
+
+// Of external addresses that are more than a connected network, those on it are answered for; of
+// a network that is too large none is, silently or not.
+func TestProxiesOnConnectedNetwork(t *testing.T) {
+	rule := func(inside, outside string) rulefile.Rule {
+		return rulefile.Rule{Action: rulefile.Map{Inside: netip.MustParsePrefix(inside), Outside: netip.MustParsePrefix(outside)}}
+	}
+	for _, inside := range []string{"10.0.0.0/16", "203.0.0.0/16"} { // of the second hosts keep their addresses
+		tables := mustCompile(t, gatewayFile(rule(inside, "203.0.0.0/16")), machine())
+		if n := len(tables.ProxyNeighbours); n != 255 { // all but the gateway's
+			t.Errorf("%s: %d addresses are answered for, of 255 on the network", inside, n)
+		}
+		wide := machine()
+		wide.Links[2].Addresses[0] = netip.MustParsePrefix("203.0.113.1/17")
+		want := "203.0.0.0/17 on a connected network are 32768 addresses"
+		if _, err := Compile(gatewayFile(rule(inside, "203.0.0.0/16")), wide); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %s", inside, err, want)
+		}
+	}
+}

@@ -136,6 +136,18 @@ func (r AddressRange) Contains(a netip.Addr) bool {
 	return a.Is4() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
 }
 
+// Within is the part of the range that is in another, if there is one.
+func (r AddressRange) Within(o AddressRange) (part AddressRange, ok bool) {
+	part = AddressRange{r.First, r.Last}
+	if part.First.Less(o.First) {
+		part.First = o.First
+	}
+	if o.Last.Less(part.Last) {
+		part.Last = o.Last
+	}
+	return part, !part.Last.Less(part.First)
+}
+
 // String writes an address, a prefix if the range is one, or first-last.
 func (r AddressRange) String() string {
 	if r.First == r.Last {
