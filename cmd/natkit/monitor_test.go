@@ -265,6 +265,15 @@ func TestNight(t *testing.T) {
 	if exit := stop(); exit != exitOK {
 		t.Errorf("natkit monitor: exit %d", exit)
 	}
+	listed := 0
+	if _, err := history.Read(dir, history.Span{}, func(e *history.Entry) error {
+		if e.On != nil {
+			listed++
+		}
+		return nil
+	}); err != nil || listed != 1 {
+		t.Errorf("%d lists of what is on, %v", listed, err)
+	}
 
 	exit, stdout, stderr := observed(t.Context(), "history --since 1h -o json --history "+dir)
 	var res report.HistoryResult
