@@ -21,7 +21,7 @@ type TrimmingOptions struct {
 
 	About
 
-	width float64 // of tests: the relative distance at which the search ends
+	goal SearchGoal // of tests; GoalNDR unless given
 }
 
 // lineRate64 is how many 64-byte frames a second a line of 100 Mbit/s carries:
@@ -40,9 +40,8 @@ func Trimming(ctx context.Context, o TrimmingOptions) (*Result, error) {
 		Duration: o.Duration, Trials: o.Trials, About: o.About,
 	}
 	u.Plan = nil // of both parts together
-	goal := GoalNDR
-	goal.Sum = goal.Sum / goal.Trial * o.Duration
-	goal.Trial, goal.Width = o.Duration, cmp.Or(o.width, goal.Width)
+	goal := cmp.Or(o.goal, GoalNDR)
+	goal.Trial, goal.Sum = o.Duration, goal.Sum/goal.Trial*o.Duration
 	u.Rates, u.Goals = []Rate{{PPS: lineRate64}, {PPS: 10 * lineRate64}}, []SearchGoal{goal}
 	flat := u
 	flat.Rates, flat.Goals = nil, nil

@@ -19,8 +19,10 @@ func TestTrimming(t *testing.T) {
 	if cpus, err := allowedCPUs(); err != nil || len(cpus) < 2 {
 		ktest.Missing(t, "needs two CPUs")
 	}
+	goal := GoalNDR // decided by fewer trials, and sooner: TestSearch is of the search
+	goal.Sum, goal.Width = 3*goal.Trial, searchRoughStep
 	res, err := Trimming(t.Context(), TrimmingOptions{
-		Routers: []Router{Forwarder{}}, Flows: 1, Duration: 10 * time.Millisecond, Trials: 1, width: searchRoughStep,
+		Routers: []Router{Forwarder{}}, Flows: 1, Duration: 10 * time.Millisecond, Trials: 1, goal: goal,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,9 @@ import (
 // The committed eBPF objects and their Go code are what the source gives: each
 // package's go:generate commands are run again, into another folder.
 func TestGeneratedObjects(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long (-short)")
+	}
 	needPinnedCompiler(t)
 	root, err := filepath.Abs(top)
 	if err != nil {

@@ -23,6 +23,7 @@ type banned struct {
 	where   []string
 	instead string
 	find    *regexp.Regexp
+	heads   []string       // first words of the phrases, in lower case: find is slow where none occurs
 	allowed *regexp.Regexp // nil if there is nothing of the kind
 }
 
@@ -52,6 +53,9 @@ func readWords(list string) ([]banned, error) {
 			return nil, fmt.Errorf("an empty column: %s", line)
 		}
 		b.find = anyOf(b.phrases)
+		for _, p := range b.phrases {
+			b.heads = append(b.heads, strings.ToLower(strings.Fields(p)[0]))
+		}
 		if len(cells) == 4 {
 			b.allowed = anyOf(phrases(cells[3]))
 		}
@@ -83,11 +87,14 @@ func anyOf(phrases []string) *regexp.Regexp {
 	return regexp.MustCompile(`(?i)\b(` + strings.Join(alternatives, "|") + `)\b`)
 }
 
-var capital = regexp.MustCompile(`([a-z0-9])([A-Z])`)
+var (
+	capital = regexp.MustCompile(`([a-z0-9])([A-Z])`)
+	joints  = strings.NewReplacer("_", " ", "-", " ")
+)
 
 // apart splits the names in a text into their words.
 func apart(text string) string {
-	return strings.NewReplacer("_", " ", "-", " ").Replace(capital.ReplaceAllString(text, "$1 $2"))
+	return joints.Replace(capital.ReplaceAllString(text, "$1 $2"))
 }
 
 // spans cuts a file into what words.txt tells apart; none of a file that is not read.
@@ -136,8 +143,9 @@ func findWords(list []banned, path string, data []byte) []string {
 		if where == "comment" {
 			where = "go"
 		}
+		lower := strings.ToLower(text)
 		for _, b := range list {
-			if !slices.Contains(b.where, where) {
+			if !slices.Contains(b.where, where) || !slices.ContainsFunc(b.heads, func(head string) bool { return strings.Contains(lower, head) }) {
 				continue
 			}
 			for _, at := range b.find.FindAllStringIndex(text, -1) {
