@@ -310,14 +310,17 @@ const maxFile = 8 << 20
 
 // read returns the content of a file, its path given without a leading slash.
 func (v *view) read(path string) (string, error) {
-	name := filepath.Join(v.root, path)
+	return readBelow(unix.AT_FDCWD, filepath.Join(v.root, path), strings.HasPrefix(path, "proc/sys/"))
+}
+
+// readBelow returns the content of a file, named from an open folder. The kernel writes a setting whole, or nothing.
+func readBelow(folder int, name string, setting bool) (string, error) {
 	// Not by os.Open, which has the runtime's poller watch what are thousands of short files.
-	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(folder, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", &fs.PathError{Op: "open", Path: name, Err: err}
 	}
 	defer unix.Close(fd)
-	setting := strings.HasPrefix(path, "proc/sys/") // the kernel writes it whole, or nothing
 	var b []byte
 	var buf [4096]byte
 	for {

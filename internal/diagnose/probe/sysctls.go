@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"natkit/internal/snapshot"
 )
 
@@ -75,13 +77,15 @@ func sysctls() source {
 				return err
 			}
 			s.Sysctls = map[string]string{}
-			lists := map[string][]string{}
+			folders := settingFolders{dir: dir, open: map[string]*settingFolder{}}
+			defer folders.close()
 			for _, pattern := range sysctlPatterns {
-				for _, file := range sysctlPaths(dir, pattern, lists) {
+				in, files := folders.find(pattern)
+				for _, file := range files {
 					// Some can be written but not read, some need root; what can't be read is
 					// not known, like what does not exist.
-					if text, err := v.read("proc/sys/" + file); err == nil {
-						name := snapshot.SysctlName(strings.Split(file, "/")...)
+					if text, err := readBelow(in.fd, file, true); err == nil {
+						name := snapshot.SysctlName(slices.Concat(in.path, strings.Split(file, "/"))...)
 						s.Sysctls[name] = strings.Join(strings.Fields(text), " ")
 					}
 				}
@@ -94,29 +98,54 @@ func sysctls() source {
 	}
 }
 
-// sysctlPaths are the files below dir that a pattern may mean. Lists are the folders that were
-// listed before: filepath.Glob would list them again for each pattern, and ask for each file.
-func sysctlPaths(dir, pattern string, lists map[string][]string) []string {
-	folder, rest, ok := strings.Cut(pattern, "*")
-	if !ok {
-		return []string{pattern}
-	}
-	folder, prefix := path.Split(folder)
-	names, listed := lists[folder]
-	if !listed {
-		entries, _ := os.ReadDir(filepath.Join(dir, folder))
-		for _, e := range entries {
-			names = append(names, e.Name())
+// settingFolders are the folders below dir that patterns begin with, each opened and listed once. What a setting
+// is called is then looked for in its folder only: to find those on the way to it the kernel goes
+// through the ones of all namespaces. And filepath.Glob would list them again for each pattern.
+type settingFolders struct {
+	dir  string
+	open map[string]*settingFolder
+}
+
+type settingFolder struct {
+	path  []string
+	fd    int // -1: there is none
+	names []string
+}
+
+// find returns the folder that a pattern begins with, and the files in or below it that the pattern may mean.
+func (f *settingFolders) find(pattern string) (*settingFolder, []string) {
+	before, rest, starred := strings.Cut(pattern, "*")
+	name, prefix := path.Split(before)
+	in := f.open[name]
+	if in == nil {
+		in = &settingFolder{path: strings.Split(path.Clean(name), "/"), fd: -1}
+		f.open[name] = in
+		if fd, err := unix.Open(filepath.Join(f.dir, name), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
+			in.fd = fd
+			entries, _ := os.ReadDir(filepath.Join(f.dir, name))
+			for _, e := range entries {
+				in.names = append(in.names, e.Name())
+			}
 		}
-		lists[folder] = names
 	}
-	var out []string
-	for _, name := range names {
-		if strings.HasPrefix(name, prefix) && len(out) < maxInterfaces {
-			out = append(out, folder+name+rest)
+	if !starred {
+		return in, []string{prefix}
+	}
+	var files []string
+	for _, name := range in.names {
+		if strings.HasPrefix(name, prefix) && len(files) < maxInterfaces {
+			files = append(files, name+rest)
 		}
 	}
-	return out
+	return in, files
+}
+
+func (f *settingFolders) close() {
+	for _, in := range f.open {
+		if in.fd >= 0 {
+			unix.Close(in.fd)
+		}
+	}
 }
 
 // escapeGlob makes a folder's name stand for itself in a pattern.
