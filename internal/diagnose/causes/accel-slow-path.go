@@ -11,6 +11,7 @@ import (
 
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/shell"
 )
 
@@ -30,7 +31,7 @@ var accelSlowPath = Cause{
 	Needs:      []string{snapshot.CanEngine},
 	Symptom:    "natkit accel is on, and forwarding is hardly faster. No packet is lost.",
 	Proof: fmt.Sprintf("At least %d packets a second, and %s of the forwarded TCP and UDP packets, took the stack during the window for one reason that a setting of accel decides: "+
-		"TCP while connection tracking checks its windows (tcp-strict), an egress interface that is not accelerated (no-route), or a full flow cache (no-room). It is always advice.", slowPackets, percent(slowShare)),
+		"TCP while connection tracking checks its windows (tcp-strict), an egress interface that is not accelerated (no-route), or a full flow cache (no-room). It is always advice.", slowPackets, percent.Whole(slowShare)),
 	FalsePositive: "Flows below the threshold, SYN, FIN and RST, fragments and packets for this machine: they always take the stack.",
 	Cure:          "Turn accel off and on again with the option that includes these packets. No connection ends.",
 	judge:         judgeAccelSlowPath,
@@ -62,15 +63,15 @@ func judgeAccelSlowPath(f facts) *verdict {
 	}
 	switch reason {
 	case "tcp-strict":
-		v.Title = fmt.Sprintf("accel leaves TCP to the stack: %s of %s", percent(share(slow, eligible)), number(eligible, "packet"))
+		v.Title = fmt.Sprintf("accel leaves TCP to the stack: %s of %s", percent.Whole(share(slow, eligible)), number(eligible, "packet"))
 		v.Why = "Connection tracking checks TCP windows. For that it must see every packet, so accel forwards only UDP. With nf_conntrack_tcp_be_liberal set to 1 it can forward TCP too; segments outside their window are then not marked invalid."
 		v.Remedy = append([]string{"# if no rule here relies on TCP windows being checked (ct state invalid); `natkit accel off` puts the setting back:"}, f.accelAgain("--tcp-liberal")...)
 	case "no-route":
-		v.Title = fmt.Sprintf("accel finds no path for %s of %s", percent(share(slow, eligible)), number(eligible, "packet"))
+		v.Title = fmt.Sprintf("accel finds no path for %s of %s", percent.Whole(share(slow, eligible)), number(eligible, "packet"))
 		v.Why = "accel forwards between the interfaces that it was turned on for (" + strings.Join(e.Interfaces, ", ") + "). What leaves by another one, or has no route or neighbour, takes the stack."
 		v.Remedy = append([]string{"# by which interface do they leave? Name it too when you turn accel on:", f.run("ip route show"), f.natkit("accel status")}, "#   "+strings.Join(f.accelAgain("INTERFACE"), "; "))
 	default:
-		v.Title = fmt.Sprintf("the flow cache of accel is full: %s of %s take the stack", percent(share(slow, eligible)), number(eligible, "packet"))
+		v.Title = fmt.Sprintf("the flow cache of accel is full: %s of %s take the stack", percent.Whole(share(slow, eligible)), number(eligible, "packet"))
 		v.Why = "accel remembers a fixed number of flows. A flow that finds no slot takes the stack."
 		v.Remedy = append([]string{"# room for more flows:"}, f.accelAgain("--flows", strconv.FormatUint(min(engineGrow*e.SessionsMax, rulefile.MaxAccelFlows), 10))...)
 		if e.SessionsMax >= rulefile.MaxAccelFlows {

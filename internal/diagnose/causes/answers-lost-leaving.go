@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -36,7 +37,7 @@ func judgeLeaving(f facts) *verdict {
 			continue
 		}
 		v := leavingVerdict(l, part, "private")
-		v.Title = fmt.Sprintf("%s of Internet traffic leaving by %s has an untranslated private source", percent(part), l.Interface)
+		v.Title = fmt.Sprintf("%s of Internet traffic leaving by %s has an untranslated private source", percent.Whole(part), l.Interface)
 		if gone {
 			v.Title += ": NAT rules are gone"
 			v.Evidence = append(v.Evidence, Evidence{"older entries whose source was translated", strconv.FormatUint(f.translatedSources(), 10), fromDump})
@@ -80,7 +81,7 @@ func judgeLeavingSix(f facts) *verdict {
 			continue
 		}
 		v := leavingVerdict(l, part, "unique local")
-		v.Title = fmt.Sprintf("%s of IPv6 Internet traffic leaving by %s has a unique local source (fc00::/7)", percent(part), l.Interface)
+		v.Title = fmt.Sprintf("%s of IPv6 Internet traffic leaving by %s has a unique local source (fc00::/7)", percent.Whole(part), l.Interface)
 		v.Why = "Container and guest networks often have unique local IPv6 addresses, which are not routed on the Internet. Programs prefer IPv6, wait for a reply that cannot come, and fall back to IPv4 late or never: everything is slow there, or fails. IPv4 rules do not translate this traffic."
 		v.Remedy = []string{`# give that network addresses of the provider's prefix. Or translate them: Docker does with "ip6tables": true in /etc/docker/daemon.json (the default since 27.0); or as a rule:`,
 			f.run("nft add table ip6 natkit-masquerade"),

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -37,7 +38,7 @@ var asymmetricRouting = Cause{
 	Explains:      []string{"rule-drop"},
 	Needs:         []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:       "Connections open and then hang, or work only while no firewall rule checks their state.",
-	Proof:         fmt.Sprintf("Connections picked up in the middle that never saw a reply (ESTABLISHED and UNREPLIED), or SYNs without a reply (SYN_SENT) together with invalid packets: at least %d, and %s of the TCP entries, of SYNs %s. Critical if rules dropped packets in the middle of a connection during the window; advice if no rule here translates or drops.", oneWayFew, percent(oneWayShare), percent(silentShare)),
+	Proof:         fmt.Sprintf("Connections picked up in the middle that never saw a reply (ESTABLISHED and UNREPLIED), or SYNs without a reply (SYN_SENT) together with invalid packets: at least %d, and %s of the TCP entries, of SYNs %s. Critical if rules dropped packets in the middle of a connection during the window; advice if no rule here translates or drops.", oneWayFew, percent.Whole(oneWayShare), percent.Whole(silentShare)),
 	FalsePositive: "A scan leaves SYNs without replies, but sends nothing later that could be invalid. Connections older than connection tracking are picked up in the middle, and soon see a reply.",
 	Cure:          "Route both directions through this machine. If that is not wanted, do not track these networks; NAT needs both directions.",
 	judge:         judgeAsymmetric,

@@ -10,6 +10,8 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
+	"natkit/internal/words/shell"
 )
 
 const (
@@ -31,7 +33,7 @@ var backendSilent = Cause{
 	Thresholds:    []Threshold{many(backendFew, "connections that failed"), portion(backendShare, "of those to that backend")},
 	Needs:         []string{snapshot.CanConntrackDump, snapshot.CanRefused, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanFrames},
 	Symptom:       `One published port is dead: clients report "Connection refused", or wait. Everything else works, and rules and routes are right.`,
-	Proof:         fmt.Sprintf("Of the TCP connections to a translated destination during the window, and of the UDP flows to the ports of DNS, NTP and QUIC, at least %d and %s were answered only by a reset (conntrack events), or sent in the last %d s without a reply (SYN_SENT): a warning, from %s critical. Each backend is judged by itself.", backendFew, percent(backendShare), snapshot.RecentSeconds, percent(backendMost)),
+	Proof:         fmt.Sprintf("Of the TCP connections to a translated destination during the window, and of the UDP flows to the ports of DNS, NTP and QUIC, at least %d and %s were answered only by a reset (conntrack events), or sent in the last %d s without a reply (SYN_SENT): a warning, from %s critical. Each backend is judged by itself.", backendFew, percent.Whole(backendShare), snapshot.RecentSeconds, percent.Whole(backendMost)),
 	FalsePositive: "A backend whose packets are lost here, by a rule, a route or an unknown neighbour, or whose clients are on its own network: these have their own causes. Single failures, connections being opened, and UDP to other ports, much of which expects no reply.",
 	Cure:          "On the backend: check that the program runs, on the port that the rule names, with room in its accept queue, and not behind a packet filter. If it replies and the replies take another path, fix its route back to the clients. Or change the rule to a backend that works.",
 	judge:         judgeBackend,
@@ -118,8 +120,8 @@ func (f facts) describeBackend(v *verdict, b backend) {
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("packets for it dropped in %s at %s (%s)", where, row.Location, row.Reason), strconv.FormatUint(row.Count, 10), fromTracer})
 		v.Evidence = append(v.Evidence, sampleEvidence([]snapshot.Drop{row})...)
 		v.Why = fmt.Sprintf("Packets to %s arrive and are dropped there, in a namespace of this machine. NAT works.", address)
-		v.Remedy = []string{"# find out why; if a rule of the backend's own packet filter drops them, have it accept this port:", runIn(row.Namespace, "nft -a list ruleset"),
-			runIn(row.Namespace, "iptables-legacy-save"), natkitIn(row.Namespace, "doctor --for 10s"), natkitIn(row.Namespace, "drops --for 10s")}
+		v.Remedy = []string{"# find out why; if a rule of the backend's own packet filter drops them, have it accept this port:", shell.In(row.Namespace, "nft -a list ruleset"),
+			shell.In(row.Namespace, "iptables-legacy-save"), natkitIn(row.Namespace, "doctor --for 10s"), natkitIn(row.Namespace, "drops --for 10s")}
 	} else if astray && b.silent() {
 		v.Title = fmt.Sprintf("replies of %s, the backend of %s, go to another machine", b.target, b.dest)
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("frames of %s to %s, which is none of this machine's hardware addresses", address, elsewhere.To), fmt.Sprintf("%d, such as %s -> %s", elsewhere.Count, elsewhere.Source, elsewhere.Dest), fromFrames})

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -32,7 +33,7 @@ var checksumErrors = Cause{
 	Thresholds:    []Threshold{many(checksumFew, "packets with a wrong checksum"), portion(checksumShare, "of all received")},
 	Needs:         []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanConntrackStats},
 	Symptom:       "Connections through a tunnel or between virtual machines open late or never, while pings work. A capture at the receiver shows packets that get no reply.",
-	Proof:         fmt.Sprintf("Packets were dropped because of their checksum (InCsumErrors of Ip, Tcp, Udp or Icmp; TCP_CSUM and similar), at least %s of those received: a warning, from %s critical. The receiver drops them. A router on the path forwards them: its connection tracking marks them invalid, so they are not translated and keep their internal source (Linux 6.18: of 50 such datagrams through a masquerading gateway all 50 left untranslated, counted as invalid and never as checksum errors). Run the doctor on the receiver.", "0.1 %", percent(checksumMost)),
+	Proof:         fmt.Sprintf("Packets were dropped because of their checksum (InCsumErrors of Ip, Tcp, Udp or Icmp; TCP_CSUM and similar), at least %s of those received: a warning, from %s critical. The receiver drops them. A router on the path forwards them: its connection tracking marks them invalid, so they are not translated and keep their internal source (Linux 6.18: of 50 such datagrams through a masquerading gateway all 50 left untranslated, counted as invalid and never as checksum errors). Run the doctor on the receiver.", "0.1 %", percent.Whole(checksumMost)),
 	FalsePositive: "A capture of what this machine sends shows wrong checksums, since the network card fills them in. A few broken packets from far away.",
 	Cure:          "Let the sender's CPU compute the checksums instead of its (virtual) card: `ethtool -K DEV tx off` there; for VXLAN, tx-checksum-ip-generic off on the tunnel. If a card rejects good checksums: `ethtool -K DEV rx off` here. If the interface's errors rise too, check cables and switches.",
 	judge:         judgeChecksum,

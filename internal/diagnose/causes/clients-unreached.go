@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -33,7 +34,7 @@ var clientsUnreached = Cause{
 	Thresholds:    []Threshold{many(halfwayFew, "connections not confirmed"), portion(halfwaySome, "of the client's open entries")},
 	Needs:         []string{snapshot.CanConntrackDump, snapshot.CanRoutes, snapshot.CanInterfaces, snapshot.CanDrops},
 	Symptom:       "One client, or a network of them, gets no reply from anywhere. A capture on the egress interface shows their packets and the replies.",
-	Proof:         fmt.Sprintf("At least %d TCP connections of one client were answered by a SYN-ACK at least a second ago and during the doctor's run (at most %d s), and the client has not confirmed it (SYN_RECV): from %s of its open entries a warning, from %s, with %d connections, critical. natkit asks the routing tables, including policy routing, where the replies go.", halfwayFew, snapshot.RecentSeconds, percent(halfwaySome), percent(halfwayMost), halfwayMany),
+	Proof:         fmt.Sprintf("At least %d TCP connections of one client were answered by a SYN-ACK at least a second ago and during the doctor's run (at most %d s), and the client has not confirmed it (SYN_RECV): from %s of its open entries a warning, from %s, with %d connections, critical. natkit asks the routing tables, including policy routing, where the replies go.", halfwayFew, snapshot.RecentSeconds, percent.Whole(halfwaySome), percent.Whole(halfwayMost), halfwayMany),
 	FalsePositive: "Connections being opened: they are confirmed within a second. Replies, or the client's confirmations, that are seen to be dropped here, which have their own causes, and floods of half-open connections from many addresses (syn-flood).",
 	Cure:          "Fix the route or policy-routing rule so that replies go to the client's network. If an old or permanent neighbour entry has another hardware address, delete it.",
 	judge:         judgeClientsUnreached,
@@ -104,7 +105,7 @@ func (f facts) unreached() (worst *unreachedClient) {
 func (f facts) unreachedEvidence(worst *unreachedClient, part float64) []Evidence {
 	u := worst.example
 	out := []Evidence{
-		{"connections from " + u.Source.String() + " with a SYN-ACK that was not confirmed", fmt.Sprintf("%d, %s of its open entries", worst.recent, percent(part)), fromDump + ": SYN_RECV"},
+		{"connections from " + u.Source.String() + " with a SYN-ACK that was not confirmed", fmt.Sprintf("%d, %s of its open entries", worst.recent, percent.Whole(part)), fromDump + ": SYN_RECV"},
 		{"one of them", fmt.Sprintf("%s to %s", u.Source, u.Dest), fromDump},
 	}
 	if u.Target != u.Dest {

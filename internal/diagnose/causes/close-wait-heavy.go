@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 // shortCloseWait is the kernel's own time-out of CLOSE_WAIT.
@@ -25,7 +26,7 @@ var closeWaitHeavy = Cause{
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanSysctls, snapshot.CanOwners},
 	Symptom:    "The table of a Kubernetes node fills with connections in CLOSE_WAIT, each for an hour.",
 	Proof: fmt.Sprintf("CLOSE_WAIT entries hold at least %s of nf_conntrack_max, from %s it is advice, and their timeout is longer than the kernel's %d s: kube-proxy sets it to an hour.",
-		percent(deadRoom), percent(deadWaste), shortCloseWait),
+		percent.Whole(deadRoom), percent.Whole(deadWaste), shortCloseWait),
 	FalsePositive: fmt.Sprintf("CLOSE_WAIT entries with a timeout of %d s: those connections are half closed and in use, or a program does not close its side, which is not NAT's fault. The timeout alone, in a table with room.", shortCloseWait),
 	Cure:          "Use the kernel's timeout of a minute. With Kubernetes set kube-proxy's own option, which it writes at every start.",
 	judge:         judgeCloseWait,
@@ -48,9 +49,9 @@ func judgeCloseWait(f facts) *verdict {
 	if share(waiting, limit) >= deadRoom {
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("half-closed connections (CLOSE_WAIT) hold %s of the connection tracking table", percent(share(waiting, limit)))
+	v.Title = fmt.Sprintf("half-closed connections (CLOSE_WAIT) hold %s of the connection tracking table", percent.Whole(share(waiting, limit)))
 	v.Evidence = append(f.fillEvidence(),
-		Evidence{"entries in CLOSE_WAIT", fmt.Sprintf("%d of %d (%s)", waiting, t.Entries, percent(share(waiting, t.Entries))), fromDump},
+		Evidence{"entries in CLOSE_WAIT", fmt.Sprintf("%d of %d (%s)", waiting, t.Entries, percent.Whole(share(waiting, t.Entries))), fromDump},
 		Evidence{"their timeout", strconv.FormatInt(now, 10) + " s", fromSettings + ": nf_conntrack_tcp_timeout_close_wait"})
 	v.Why = "After one side has closed, the other may still send, so the entry stays. Few do for more than a moment; with a timeout of an hour each connection that was never closed on both sides keeps its entry that long."
 	v.Settings = []snapshot.Setting{s}

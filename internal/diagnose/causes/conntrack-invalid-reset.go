@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -33,7 +34,7 @@ var conntrackInvalidReset = Cause{
 	Severities:    []Severity{Advice, Warning, Critical},
 	Needs:         []string{snapshot.CanConntrackStats, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanConntrackDump, snapshot.CanSysctls},
 	Symptom:       `Long transfers break with "Connection reset by peer", at random, on fast or lossy paths. Short ones work.`,
-	Proof:         fmt.Sprintf("Connection tracking marked segments invalid (invalid of /proc/net/stat/nf_conntrack) and this machine, whose rules translate sources, sent resets (Tcp.OutRsts): at least %d of both, and %s of the connections that ended during the window; from %s it is critical. The tracer saw segments with only ACK that reached this machine and found no socket. If it saw only others, such as those of a scan, natkit does not report it. If destinations are translated and no reset leaves here, the same number of invalid packets is advice: the client resets, and this machine does not see why.", resetFew, percent(resetOfEnded), percent(resetCritical)),
+	Proof:         fmt.Sprintf("Connection tracking marked segments invalid (invalid of /proc/net/stat/nf_conntrack) and this machine, whose rules translate sources, sent resets (Tcp.OutRsts): at least %d of both, and %s of the connections that ended during the window; from %s it is critical. The tracer saw segments with only ACK that reached this machine and found no socket. If it saw only others, such as those of a scan, natkit does not report it. If destinations are translated and no reset leaves here, the same number of invalid packets is advice: the client resets, and this machine does not see why.", resetFew, percent.Whole(resetOfEnded), percent.Whole(resetCritical)),
 	FalsePositive: "Late FINs of closed connections, and scans with odd flags, which are also invalid and cause a reset. With nf_conntrack_tcp_be_liberal=1 windows are not checked. With br_netfilter and engine ebpf conntrack sees the replies of containers in the bridge's ports, and never the packets that they reply to.",
 	Cure:          "Set nf_conntrack_tcp_be_liberal=1: segments outside their window stay in their connection, and its endpoints decide. Or drop invalid packets before they reach this machine's stack; the segment is then lost and retransmitted. One report describes a table that filled up with be_liberal, because resets no longer ended connections: watch the table.",
 	judge:         judgeInvalidReset,

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 // pressedShare is how full the table is when a limit that was meant to be larger
@@ -26,7 +27,7 @@ var conntrackLimitInContainer = Cause{
 	Severities:    []Severity{Advice, Warning},
 	Needs:         []string{snapshot.CanConntrack, snapshot.CanOwners},
 	Symptom:       "The limit was raised in the container's or pod's settings, and the table is still full at the old limit.",
-	Proof:         fmt.Sprintf("This is not the initial network namespace, and a file here sets nf_conntrack_max or nf_conntrack_buckets above the value in force. It is a warning if the table is at %s of the limit, else advice. In all other namespaces these files are read-only, even for root (on Linux 6.18). The host has one limit, though each namespace counts for itself.", percent(pressedShare)),
+	Proof:         fmt.Sprintf("This is not the initial network namespace, and a file here sets nf_conntrack_max or nf_conntrack_buckets above the value in force. It is a warning if the table is at %s of the limit, else advice. In all other namespaces these files are read-only, even for root (on Linux 6.18). The host has one limit, though each namespace counts for itself.", percent.Whole(pressedShare)),
 	FalsePositive: "The same in the initial namespace: there the setting is only not applied yet. Timeouts, which a container may set for itself.",
 	Cure:          "Set it on the host.",
 	NoLab:         "a lab's namespaces have the host's files; a container with its own files is needed",

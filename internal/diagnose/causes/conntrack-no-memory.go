@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 // littleMemory is the share of the memory below which the kernel may fail to get
@@ -25,7 +26,7 @@ var conntrackNoMemory = Cause{
 	Severities:    []Severity{Warning, Critical},
 	Needs:         []string{snapshot.CanConntrackStats, snapshot.CanConntrack, snapshot.CanKernelLog},
 	Symptom:       "New connections are sometimes dropped under load, in a table that is far from full.",
-	Proof:         fmt.Sprintf("Packets were refused (drop without insert_failed) while the table has room, and the kernel logged a failed allocation during the window: critical. Without such a line, but with less than %s of the memory available, it is a warning.", percent(littleMemory)),
+	Proof:         fmt.Sprintf("Packets were refused (drop without insert_failed) while the table has room, and the kernel logged a failed allocation during the window: critical. Without such a line, but with less than %s of the memory available, it is a warning.", percent.Whole(littleMemory)),
 	FalsePositive: "Packets that the kernel counts as drop for other reasons, on a machine with memory to spare. The memory limit of a container does not matter: entries are not charged to it (the cache is made without SLAB_ACCOUNT).",
 	Cure:          "Provide memory that the kernel can take at once in an interrupt: a larger reserve (vm.min_free_kbytes), fewer other users, or more memory.",
 	NoLab:         "kernel allocations cannot be made to fail on purpose without fault injection (CONFIG_FAILSLAB), and entries are not charged to a memory cgroup",

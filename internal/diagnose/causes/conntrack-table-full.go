@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -31,10 +32,10 @@ var conntrackTableFull = Cause{
 	Needs: []string{snapshot.CanConntrack, snapshot.CanConntrackStats, snapshot.CanDrops, snapshot.CanKernelLog,
 		snapshot.CanConntrackDump},
 	Symptom:       `New connections time out or take seconds. Existing connections continue. The kernel logs "nf_conntrack: table full, dropping packet".`,
-	Proof:         fmt.Sprintf("The number of entries is within %s of nf_conntrack_max and new flows were refused during the window. One of three facts is enough: the column drop of /proc/net/stat/nf_conntrack rose without insert_failed, packets without an entry were dropped at nf_hook_slow, or the kernel logged it. A full table without a refusal is a warning. If natkit cannot read the table, two of these facts are critical and one is a warning.", percent(1-fullShare)),
+	Proof:         fmt.Sprintf("The number of entries is within %s of nf_conntrack_max and new flows were refused during the window. One of three facts is enough: the column drop of /proc/net/stat/nf_conntrack rose without insert_failed, packets without an entry were dropped at nf_hook_slow, or the kernel logged it. A full table without a refusal is a warning. If natkit cannot read the table, two of these facts are critical and one is a warning.", percent.Whole(1-fullShare)),
 	FalsePositive: "Old lines in the kernel log, lines about other namespaces, and refused packets in a table with room: the kernel also counts out-of-memory and invalid packets in that column. A limit of 0 means no limit.",
 	Cure: fmt.Sprintf("Raise nf_conntrack_max to cover current and refused entries, and scale the hash with it. natkit uses the kernel's true entry size and at most %s of memory. If closed connections hold most of the table, it shortens their timeout. It names the host that fills the table.",
-		percent(tableMemoryShare)),
+		percent.Whole(tableMemoryShare)),
 	judge: judgeTableFull,
 }
 
@@ -132,7 +133,7 @@ func (f facts) tableEvidence() []Evidence {
 	}
 	t := f.Conntrack.Table
 	if state, n := most(t.ByState); n > 0 {
-		out = append(out, Evidence{"most common TCP state", fmt.Sprintf("%s: %s (%s)", state, plural.Count(n, "entry"), percent(share(n, t.Entries))), fromDump})
+		out = append(out, Evidence{"most common TCP state", fmt.Sprintf("%s: %s (%s)", state, plural.Count(n, "entry"), percent.Whole(share(n, t.Entries))), fromDump})
 	}
 	for _, top := range []struct {
 		what    string
@@ -142,7 +143,7 @@ func (f facts) tableEvidence() []Evidence {
 			continue
 		}
 		who := top.talkers[0]
-		out = append(out, Evidence{top.what, fmt.Sprintf("%s: %s (%s)", who.Addr, plural.Count(who.Entries, "entry"), percent(share(who.Entries, t.Entries))), fromDump})
+		out = append(out, Evidence{top.what, fmt.Sprintf("%s: %s (%s)", who.Addr, plural.Count(who.Entries, "entry"), percent.Whole(share(who.Entries, t.Entries))), fromDump})
 	}
 	return out
 }
@@ -156,7 +157,7 @@ func (f facts) fillEvidence() []Evidence {
 	if ct == nil {
 		return nil
 	}
-	return []Evidence{{"entries", fmt.Sprintf("%d of %d (%s)", ct.Count, ct.Max, percent(share(ct.Count, ct.Max))),
+	return []Evidence{{"entries", fmt.Sprintf("%d of %d (%s)", ct.Count, ct.Max, percent.Whole(share(ct.Count, ct.Max))),
 		fromSettings + ": nf_conntrack_count, nf_conntrack_max"}}
 }
 
@@ -254,7 +255,7 @@ func (g *tableGrowth) size(f facts, limit, refused uint64) {
 	}
 	if want <= limit {
 		g.remedy = append(g.remedy, fmt.Sprintf("# a larger table would take more than %s of this machine's %s of memory: make room instead",
-			percent(tableMemoryShare), amount(f.Host.MemoryBytes)))
+			percent.Whole(tableMemoryShare), amount(f.Host.MemoryBytes)))
 		return
 	}
 	if ct.Buckets > 0 && want > ct.Buckets {
@@ -291,7 +292,7 @@ func (g *tableGrowth) whoFills(f facts) {
 		}
 		who := end.talkers[0]
 		g.remedy = append(g.remedy,
-			fmt.Sprintf("# "+end.what+" %s of the entries; to make room at once, end them:", who.Addr, percent(share(who.Entries, t.Entries))),
+			fmt.Sprintf("# "+end.what+" %s of the entries; to make room at once, end them:", who.Addr, percent.Whole(share(who.Entries, t.Entries))),
 			f.run("conntrack -D"+conntrackFamily(who.Addr)+" "+end.option+" "+who.Addr.String()))
 		return
 	}

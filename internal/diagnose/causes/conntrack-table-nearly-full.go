@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -38,7 +39,7 @@ var conntrackTableNearlyFull = Cause{
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump},
 	Symptom:    "Nothing yet. The next burst makes new connections time out while existing ones continue.",
 	Proof: fmt.Sprintf("At least %s of nf_conntrack_max is in use; or %s, and it grows fast enough to be full within %.0f minutes.",
-		percent(nearlyFullShare), percent(fillingShare), fillSoon.Minutes()),
+		percent.Whole(nearlyFullShare), percent.Whole(fillingShare), fillSoon.Minutes()),
 	FalsePositive: "A busy table with room, however many entries it has, and a table that fills slowly. If packets are already refused, it is conntrack-table-full.",
 	Cure:          "The same as for conntrack-table-full, before it hurts.",
 	judge:         judgeTableNearlyFull,
@@ -58,7 +59,7 @@ func judgeTableNearlyFull(f facts) *verdict {
 	}
 	v := &verdict{impact: used}
 	v.Severity = Warning
-	v.Title = fmt.Sprintf("the connection tracking table is %s full (%d of %d)", percent(used), ct.Count, limit)
+	v.Title = fmt.Sprintf("the connection tracking table is %s full (%d of %d)", percent.Whole(used), ct.Count, limit)
 	v.Evidence = f.tableEvidence()
 	if filling {
 		v.Title += fmt.Sprintf(", full in %v", left.Round(time.Second))

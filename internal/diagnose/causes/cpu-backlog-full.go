@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -33,7 +34,7 @@ var cpuBacklogFull = Cause{
 	Thresholds:    []Threshold{many(backlogFew, "packets for which the CPU's queue had no room"), portion(backlogShare, "of the packets that it received")},
 	Needs:         []string{snapshot.CanCPUs, snapshot.CanDrops, snapshot.CanSysctls},
 	Symptom:       "Bursts lose packets, mostly on virtual interfaces (containers, tunnels) and with RPS. Nothing else shows a drop.",
-	Proof:         fmt.Sprintf("Packets found a CPU's backlog full (second column of /proc/net/softnet_stat, CPU_BACKLOG), at least %s of the packets that it received: a warning, from %s critical. In a namespace other than the initial one only drops of its own packets count, as the tracer saw them. Cards with NAPI do not use this queue; veth, tunnels and RPS do.", "0.1 %", percent(backlogMost)),
+	Proof:         fmt.Sprintf("Packets found a CPU's backlog full (second column of /proc/net/softnet_stat, CPU_BACKLOG), at least %s of the packets that it received: a warning, from %s critical. In a namespace other than the initial one only drops of its own packets count, as the tracer saw them. Cards with NAPI do not use this queue; veth, tunnels and RPS do.", "0.1 %", percent.Whole(backlogMost)),
 	FalsePositive: "A few drops in a burst beside millions of packets. Totals since boot, however large.",
 	Cure:          "A longer queue, net.core.netdev_max_backlog, absorbs bursts. If a CPU has no time left, a longer queue only delays packets: other CPUs must help (softirq-one-cpu).",
 	Host:          true,

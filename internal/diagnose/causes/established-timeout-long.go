@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -32,7 +33,7 @@ var establishedTimeoutLong = Cause{
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanSysctls},
 	Symptom:    "The table fills slowly over days, with established connections of machines that were switched off, moved or lost their address.",
 	Proof: fmt.Sprintf("The timeout of established connections is longer than a day (the kernel's default is five), and connections without a packet for %d hours, as their remaining time shows, hold at least %s of nf_conntrack_max; from %s it is advice. Keepalive with the usual settings would have refreshed them within %s.",
-		snapshot.IdleSeconds/3600, percent(deadRoom), percent(deadWaste), "2 h 11 min"),
+		snapshot.IdleSeconds/3600, percent.Whole(deadRoom), percent.Whole(deadWaste), "2 h 11 min"),
 	FalsePositive: "Idle connections in a table with room, and a timeout that was raised while they existed: until their next packet they seem idle for the difference.",
 	Cure:          "Set a timeout of a day, or longer if this machine's keepalive needs it. Existing connections keep theirs until their next packet.",
 	judge:         judgeEstablishedLong,
@@ -55,9 +56,9 @@ func judgeEstablishedLong(f facts) *verdict {
 	if share(t.Idle, limit) >= deadRoom {
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("connections idle for hours hold %s of the connection tracking table", percent(share(t.Idle, limit)))
+	v.Title = fmt.Sprintf("connections idle for hours hold %s of the connection tracking table", percent.Whole(share(t.Idle, limit)))
 	v.Evidence = append(f.fillEvidence(),
-		Evidence{fmt.Sprintf("established connections without a packet for %d hours", snapshot.IdleSeconds/3600), fmt.Sprintf("%d of %d entries (%s)", t.Idle, t.Entries, percent(share(t.Idle, t.Entries))), fromDump},
+		Evidence{fmt.Sprintf("established connections without a packet for %d hours", snapshot.IdleSeconds/3600), fmt.Sprintf("%d of %d entries (%s)", t.Idle, t.Entries, percent.Whole(share(t.Idle, t.Entries))), fromDump},
 		Evidence{"their timeout", strconv.FormatInt(now, 10) + " s after their last packet", fromSettings + ": nf_conntrack_tcp_timeout_established"})
 	v.Why = "A connection whose endpoints vanished silently, or whose last packets took another path, keeps its entry until the timeout. With five days, the table collects all that vanished in that time."
 	v.Settings = []snapshot.Setting{s}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 // leastEstablished is the shortest time-out of an open connection that programs
@@ -38,7 +39,7 @@ var establishedTimeoutShort = Cause{
 	Needs:      []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanConntrackDump, snapshot.CanLeaving},
 	Symptom:    "Connections that were idle for a while hang or are reset by the next packet: database pools, SSH sessions, long polls. With UDP, late replies are lost, and calls and tunnels go silent.",
 	Proof: fmt.Sprintf("The timeout of established connections is below %d s (RFC 5382 requires 2 h 4 min), sources are translated, and segments in the middle of a connection reached this machine's own stack and were reset. %d of them during the window are a warning; %d, if they are %s of the connections that end, are critical. Such segments of clients that rules dropped count too. The short timeout alone is advice. Or a UDP timeout is below the kernel's %d s (without reply) and %d s (with replies), and datagrams from the destinations of flows here arrived and found no entry, so that no socket wanted them or a rule dropped them: from %d a warning, from %d critical.",
-		leastEstablished, fewFailures, resetFew, percent(resetOfEnded), usualUDP, usualUDPStream, fewFailures, resetFew),
+		leastEstablished, fewFailures, resetFew, percent.Whole(resetOfEnded), usualUDP, usualUDPStream, fewFailures, resetFew),
 	FalsePositive: "A short timeout on a machine that translates nothing, and resets caused by scans, whose packets are not in the middle of a connection.",
 	Cure:          "Set a timeout of a day, which keepalive with usual settings refreshes. Or use keepalive in the programs, at intervals shorter than the timeout.",
 	judge:         judgeEstablishedShort,

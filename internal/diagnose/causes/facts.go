@@ -337,21 +337,7 @@ func devices(rows []snapshot.Drop) []string {
 }
 
 // run is a command as the user types it to have it run in this namespace.
-func (f facts) run(command string) string { return runIn(f.Netns.Name, command) }
-
-// runIn is a command as the user types it to have it run in a namespace.
-func runIn(ref, command string) string {
-	switch {
-	case ref == "":
-		return command
-	case strings.HasPrefix(ref, "pid:"):
-		return "nsenter -t " + quote(ref[len("pid:"):]) + " -n " + command
-	case strings.HasPrefix(ref, "/"):
-		return "nsenter --net=" + quote(ref) + " " + command
-	default:
-		return "ip netns exec " + quote(ref) + " " + command
-	}
-}
+func (f facts) run(command string) string { return shell.In(f.Netns.Name, command) }
 
 // sysfs is a script about files of /sys/class/net. They are those of the namespace that mounted /sys,
 // which ip netns exec does itself.
@@ -430,19 +416,6 @@ func share(part, whole uint64) float64 {
 		return 0
 	}
 	return math.Min(1, float64(part)/float64(whole))
-}
-
-// percent prints a share so that little is never shown as none, nor nearly all as all.
-func percent(x float64) string {
-	switch {
-	case x <= 0:
-		return "0 %"
-	case x < 0.01:
-		return "under 1 %"
-	case x > 0.99 && x < 1:
-		return "over 99 %"
-	}
-	return strconv.Itoa(int(math.Round(x*100))) + " %"
 }
 
 // number counts things: "1 packet", "5 packets".

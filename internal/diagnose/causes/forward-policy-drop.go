@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -37,7 +38,7 @@ var forwardPolicyDrop = Cause{
 	Explains:      []string{"clients-unreached", "br-netfilter-overhead"},
 	Needs:         []string{snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanCounters, snapshot.CanInterfaces},
 	Symptom:       "Virtual machines, a second network or a VPN behind this machine lose Internet access, often since Docker was installed. The machine itself works.",
-	Proof:         fmt.Sprintf("A base chain on the forward hook drops by policy, or by a last rule without a condition, and packets reached it during the window. The chain's own counter proves it, or dropped packets that natkit followed through the rules to the end of the chain. At least %s of the packets to forward, in total or of one interface, are a warning; %s is critical. With neither counter nor tracer, packets that were to be forwarded and never left are a warning. If natkit cannot read the rules either, they must be most of the packets.", percent(forwardShare), percent(forwardMost)),
+	Proof:         fmt.Sprintf("A base chain on the forward hook drops by policy, or by a last rule without a condition, and packets reached it during the window. The chain's own counter proves it, or dropped packets that natkit followed through the rules to the end of the chain. At least %s of the packets to forward, in total or of one interface, are a warning; %s is critical. With neither counter nor tracer, packets that were to be forwarded and never left are a warning. If natkit cannot read the rules either, they must be most of the packets.", percent.Whole(forwardShare), percent.Whole(forwardMost)),
 	FalsePositive: "A drop policy is normal, and so are single packets that meet it. Strangers that probe addresses behind this machine are advice, however many; so are hosts of the external network. A rule with a condition drops what it is meant to drop, with or without a counter: this is not the policy.",
 	Cure:          "Add a rule that accepts the traffic of these networks, before the policy and after the rules that drop. With Docker, put it into DOCKER-USER, which Docker leaves alone.",
 	judge:         judgeForwardPolicy,

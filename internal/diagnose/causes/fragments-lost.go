@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -33,7 +34,7 @@ var fragmentsLost = Cause{
 	Thresholds:    []Threshold{many(fragmentsFew, "packets not reassembled"), portion(fragmentsShare, "of those to be reassembled")},
 	Needs:         []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanSysctls},
 	Symptom:       "Large UDP packets vanish (DNS with DNSSEC, IKE, RADIUS, tunnels, video). Small ones and TCP work.",
-	Proof:         fmt.Sprintf("Connection tracking and local sockets reassemble fragments first. This failed (Ip.ReasmFails) for at least %s of the packets concerned: a warning, from %s critical. Failures that are not timeouts (Ip.ReasmTimeout) are fragments that found no memory: net.ipv4.ipfrag_high_thresh, a limit of each namespace (checked on Linux 6.18), is too small, unless the tracer saw them dropped as FRAG_TOO_FAR: then more than net.ipv4.ipfrag_max_dist fragments of the same sender came between. Timeouts are packets whose other fragments never arrived.", percent(fragmentsShare), percent(fragmentsMost)),
+	Proof:         fmt.Sprintf("Connection tracking and local sockets reassemble fragments first. This failed (Ip.ReasmFails) for at least %s of the packets concerned: a warning, from %s critical. Failures that are not timeouts (Ip.ReasmTimeout) are fragments that found no memory: net.ipv4.ipfrag_high_thresh, a limit of each namespace (checked on Linux 6.18), is too small, unless the tracer saw them dropped as FRAG_TOO_FAR: then more than net.ipv4.ipfrag_max_dist fragments of the same sender came between. Timeouts are packets whose other fragments never arrived.", percent.Whole(fragmentsShare), percent.Whole(fragmentsMost)),
 	FalsePositive: "Single fragments whose other parts were lost on the path, and scans made of first fragments alone, beside packets that are reassembled.",
 	Cure:          "If fragments find no memory, raise the limit. If the others never arrive, send smaller packets (EDNS 1232 bytes, IKE fragmentation, a smaller tunnel MTU): many networks drop fragments.",
 	judge:         judgeFragments,
@@ -71,7 +72,7 @@ func judgeFragments(f facts) *verdict {
 		}
 	}
 	overtaken := crowded && far > full/2
-	v.Title = fmt.Sprintf("%s not reassembled in time %s, %s of the fragmented ones", number(timeouts, "packet"), f.window(), percent(part))
+	v.Title = fmt.Sprintf("%s not reassembled in time %s, %s of the fragmented ones", number(timeouts, "packet"), f.window(), percent.Whole(part))
 	switch {
 	case overtaken:
 		v.Title = fmt.Sprintf("%s given up %s: too many others of the sender came between", number(full, "fragmented packet"), f.window())

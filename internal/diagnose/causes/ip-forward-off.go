@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 // strayShare is the share of all received packets that packets for other hosts
@@ -29,7 +30,7 @@ var ipForwardOff = Cause{
 	Severities:    []Severity{Advice, Warning, Critical},
 	Needs:         []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:       "Nothing passes the router, or nothing that arrives on one of its interfaces. The rules are right.",
-	Proof:         fmt.Sprintf("Packets for other hosts were dropped during the window (IP_INADDRERRORS at ip_error, Ip.InAddrErrors), forwarding is off for their ingress interface, and the machine is meant to forward: it translates source addresses, or a packet was for a network of another interface. Where other interfaces do forward, packets for the network that they came from do not count. If it has several networks and these packets are %s of all, it is likely meant to forward: a warning. Source NAT with forwarding off and no such packet yet is advice. IPv6 has one setting for all interfaces. It is judged only by its dropped packets (IP_INADDRERRORS at ip6_forward), one of which must be for a network of another interface.", percent(strayShare)),
+	Proof:         fmt.Sprintf("Packets for other hosts were dropped during the window (IP_INADDRERRORS at ip_error, Ip.InAddrErrors), forwarding is off for their ingress interface, and the machine is meant to forward: it translates source addresses, or a packet was for a network of another interface. Where other interfaces do forward, packets for the network that they came from do not count. If it has several networks and these packets are %s of all, it is likely meant to forward: a warning. Source NAT with forwarding off and no such packet yet is advice. IPv6 has one setting for all interfaces. It is judged only by its dropped packets (IP_INADDRERRORS at ip6_forward), one of which must be for a network of another interface.", percent.Whole(strayShare)),
 	FalsePositive: "A host that does not forward has it off, and sometimes receives a packet for an address that moved. Redirecting a host's own traffic needs no forwarding.",
 	Cure:          "Set net.ipv4.ip_forward=1, or the interface's own forwarding setting, which overrides it. For IPv6 set net.ipv6.conf.all.forwarding=1; accept_ra=2 keeps what router advertisements configure.",
 	judge:         judgeIPForward,

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -34,7 +35,7 @@ var listenOverflow = Cause{
 	Thresholds:    []Threshold{many(overflowFew, "connections refused because of a full queue"), portion(overflowShare, "of those accepted")},
 	Needs:         []string{snapshot.CanCounters, snapshot.CanListeners, snapshot.CanDrops, snapshot.CanSysctls, snapshot.CanProcessNames},
 	Symptom:       "Clients wait 1, 3 or 7 seconds for a connection. It looks like packet loss in NAT but is not.",
-	Proof:         fmt.Sprintf("Connections were refused because a listening socket's queue was full (TcpExt.ListenOverflows, or the socket's own count): from %d and %s of all connections during the window a warning, from %s critical.", overflowFew, percent(overflowShare), percent(overflowMany)),
+	Proof:         fmt.Sprintf("Connections were refused because a listening socket's queue was full (TcpExt.ListenOverflows, or the socket's own count): from %d and %s of all connections during the window a warning, from %s critical.", overflowFew, percent.Whole(overflowShare), percent.Whole(overflowMany)),
 	FalsePositive: "A single overflow in a burst, and a queue that is full at the moment but loses nothing.",
 	Cure:          "Use a longer queue: the program's backlog, and net.core.somaxconn, which limits it. If the queue is long and stays full, the server is too slow or stopped.",
 	judge:         judgeListen,

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -34,7 +35,7 @@ var localPortsExhausted = Cause{
 	Thresholds:    []Threshold{level(localPortsNear, "of the local ports in use")},
 	Needs:         []string{snapshot.CanLocalPorts, snapshot.CanSysctls, snapshot.CanListeners, snapshot.CanProcessNames},
 	Symptom:       `A proxy (docker-proxy, haproxy, nginx, envoy, a load generator) sometimes fails to reach its backend with "Cannot assign requested address", under load; others reach it. No packet is lost, because none is sent.`,
-	Proof:         fmt.Sprintf("TCP connections of local programs from one address to one destination hold %s or more of the unreserved ports of net.ipv4.ip_local_port_range (a warning), from %s critical. Connections in TIME_WAIT count if their ports may not be reused (net.ipv4.tcp_tw_reuse).", percent(localPortsNear), percent(localPortsOut)),
+	Proof:         fmt.Sprintf("TCP connections of local programs from one address to one destination hold %s or more of the unreserved ports of net.ipv4.ip_local_port_range (a warning), from %s critical. Connections in TIME_WAIT count if their ports may not be reused (net.ipv4.tcp_tw_reuse).", percent.Whole(localPortsNear), percent.Whole(localPortsOut)),
 	FalsePositive: "As many connections to several destinations, which may share ports; connections that local programs accept; forwarded flows, whose ports NAT allocates (snat-ports-exhausted).",
 	Cure:          "Widen the port range, free the ports of closed connections sooner, reuse connections (keep-alive), or add addresses to the backend or to this machine. For published ports of Docker: disable the userland proxy.",
 	judge:         judgeLocalPorts,
@@ -70,7 +71,7 @@ func judgeLocalPorts(f facts) *verdict {
 	}
 	v := &verdict{impact: used}
 	v.Severity = Warning
-	v.Title = fmt.Sprintf("connections from %s to %s hold %s of the local ports", worst.Source, worst.Dest, percent(used))
+	v.Title = fmt.Sprintf("connections from %s to %s hold %s of the local ports", worst.Source, worst.Dest, percent.Whole(used))
 	if used >= localPortsOut {
 		v.Severity = Critical
 		v.Title = fmt.Sprintf("no local port left for connections from %s to %s", worst.Source, worst.Dest)

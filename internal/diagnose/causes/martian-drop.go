@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -35,7 +36,7 @@ var martianDrop = Cause{
 	Severities:    []Severity{Warning, Critical},
 	Needs:         []string{snapshot.CanDrops, snapshot.CanSysctls, snapshot.CanInterfaces},
 	Symptom:       `A port forwarded to 127.0.0.1 works from the machine itself and from nowhere else. Or a neighbour cannot be reached, and the kernel logs "martian source".`,
-	Proof:         fmt.Sprintf("Packets that a rule translated to 127.0.0.0/8 arrived on an interface with route_localnet off (IP_LOCALNET): critical from %d. Or packets arrived with a source address that is this machine's own, or not a host address (IP_LOCAL_SOURCE, IP_INVALID_SOURCE): a warning from %s of what the interface received, critical from %s. Only the tracer sees them: Linux 6.18 counts martians for the host, not by namespace. Kernels before 6.14 report no reason; there natkit judges by the addresses.", martianFew, "0.1 %", percent(martianMost)),
+	Proof:         fmt.Sprintf("Packets that a rule translated to 127.0.0.0/8 arrived on an interface with route_localnet off (IP_LOCALNET): critical from %d. Or packets arrived with a source address that is this machine's own, or not a host address (IP_LOCAL_SOURCE, IP_INVALID_SOURCE): a warning from %s of what the interface received, critical from %s. Only the tracer sees them: Linux 6.18 counts martians for the host, not by namespace. Kernels before 6.14 report no reason; there natkit judges by the addresses.", martianFew, "0.1 %", percent.Whole(martianMost)),
 	FalsePositive: "Spoofed packets from outside, a few beside real traffic; single packets to 127.0.0.0/8 that no rule translated.",
 	Cure:          "Set route_localnet=1 on the ingress interface, with a rule that blocks packets sent to 127.0.0.0/8 directly. Better, let the server listen on another address. If the source is one of this machine's own addresses, find the other machine that has it, or the cable that loops packets back.",
 	judge:         judgeMartian,
@@ -128,7 +129,7 @@ func (f facts) judgeOwnSource(rows []snapshot.Drop) *verdict {
 		v.Title = fmt.Sprintf("%s from %s dropped %s: that source cannot arrive there", number(lost, "packet"), source, f.window())
 	}
 	v.Evidence = append([]Evidence{{"packets dropped as martians", strconv.FormatUint(lost, 10) + cameInBy(rows), fromTracer}}, sampleEvidence(rows)...)
-	v.Evidence = append(v.Evidence, Evidence{"share of the packets received there", percent(part), fromLinks})
+	v.Evidence = append(v.Evidence, Evidence{"share of the packets received there", percent.Whole(part), fromLinks})
 	v.Why = "A packet from one of this machine's own addresses cannot come from outside: another machine has the same address, a router, bridge or cable returns this machine's packets to it, or another machine translates sources to an address that it does not have."
 	for _, name := range devices(rows)[:min(1, len(devices(rows)))] {
 		if source != "" {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -36,7 +37,7 @@ var mtuDrop = Cause{
 	Severities:    []Severity{Advice, Warning, Critical},
 	Needs:         []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:       "Small transfers work, large ones hang. Connections open and then stall. Typical behind tunnels, PPPoE and container networks.",
-	Proof:         fmt.Sprintf("Packets with DF were too big for their egress interface (Ip.FragFails, PKT_TOO_BIG). From %d packets and %s of all packets to forward it is a warning, from %s critical; %.0f a second are a warning in any case. Or a rule here drops the ICMP messages (type 3 code 4, ICMPv6 type 2) by which another router reports it: a warning from %d. If this machine's own rules drop the messages that it sends, natkit names the rule.", mtuFew, "0.1 %", percent(mtuHole), mtuPerSecond, mtuFew),
+	Proof:         fmt.Sprintf("Packets with DF were too big for their egress interface (Ip.FragFails, PKT_TOO_BIG). From %d packets and %s of all packets to forward it is a warning, from %s critical; %.0f a second are a warning in any case. Or a rule here drops the ICMP messages (type 3 code 4, ICMPv6 type 2) by which another router reports it: a warning from %d. If this machine's own rules drop the messages that it sends, natkit names the rule.", mtuFew, "0.1 %", percent.Whole(mtuHole), mtuPerSecond, mtuFew),
 	FalsePositive: "One or two such packets at the start of a connection: the sender gets the message and sends smaller packets. Forged messages about flows that connection tracking does not know, dropped as invalid.",
 	Cure:          "Let the ICMP messages pass, or clamp the TCP MSS to the smallest link, in both directions. Clamping does not help UDP: it needs the messages, or one MTU everywhere.",
 	judge:         judgeMTU,

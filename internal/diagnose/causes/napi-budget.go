@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -32,7 +33,7 @@ var napiBudget = Cause{
 	Severities:    []Severity{Advice, Warning},
 	Needs:         []string{snapshot.CanCPUs, snapshot.CanSysctls},
 	Symptom:       "Latency rises in waves under load although CPUs have time left. The third column of /proc/net/softnet_stat rises.",
-	Proof:         fmt.Sprintf("A CPU ended %.0f rounds a second or more with packets left, because its packet or time budget was used up (third column of /proc/net/softnet_stat), and at least %s of its packets came in such rounds, counted with the full budget: advice, from %s a warning. A round that ends by time has fewer packets, so the share is an upper bound. Below %d packets a second natkit reports nothing.", squeezedPerSecond, percent(squeezedPart), percent(squeezedMost), squeezedPackets),
+	Proof:         fmt.Sprintf("A CPU ended %.0f rounds a second or more with packets left, because its packet or time budget was used up (third column of /proc/net/softnet_stat), and at least %s of its packets came in such rounds, counted with the full budget: advice, from %s a warning. A round that ends by time has fewer packets, so the share is an upper bound. Below %d packets a second natkit reports nothing.", squeezedPerSecond, percent.Whole(squeezedPart), percent.Whole(squeezedMost), squeezedPackets),
 	FalsePositive: "A few such rounds a minute are normal on every machine. A CPU that is always busy ends its rounds early too: a larger budget does not help there, and softirq-one-cpu is the cause.",
 	Cure:          "Double net.core.netdev_budget and netdev_budget_usecs: packets are processed at once instead of in the next round. Programs on that CPU wait longer for it.",
 	Host:          true,
@@ -66,8 +67,8 @@ func judgeBudget(f facts) *verdict {
 	v.Title = fmt.Sprintf("CPU %d ended %.0f receive rounds a second with packets left", worst.Number, f.perSecond(worst.Squeezed))
 	v.Evidence = []Evidence{
 		{fmt.Sprintf("rounds that CPU %d ended early", worst.Number), strconv.FormatUint(worst.Squeezed, 10), fromSoftnet},
-		{"packets that it processed", fmt.Sprintf("%d, up to %s of them in such rounds", worst.Packets, percent(part)), fromSoftnet},
-		{fmt.Sprintf("CPU %d", worst.Number), fmt.Sprintf("%s busy, %s in softirq", percent(worst.Busy), percent(worst.Softirq)), fromCPUs},
+		{"packets that it processed", fmt.Sprintf("%d, up to %s of them in such rounds", worst.Packets, percent.Whole(part)), fromSoftnet},
+		{fmt.Sprintf("CPU %d", worst.Number), fmt.Sprintf("%s busy, %s in softirq", percent.Whole(worst.Busy), percent.Whole(worst.Softirq)), fromCPUs},
 	}
 	if known {
 		v.Evidence = append(v.Evidence, Evidence{"net.core.netdev_budget", strconv.FormatInt(budget, 10), fromSettings})

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -29,7 +30,7 @@ var neighbourTableFull = Cause{
 	Explains:      []string{"next-hop-silent"},
 	Needs:         []string{snapshot.CanNeighbours},
 	Symptom:       `Different hosts become unreachable in turn, in any namespace of the machine. The kernel logs "neighbor table overflow".`,
-	Proof:         fmt.Sprintf("The kernel found no room for a neighbour (table_fulls of /proc/net/stat/arp_cache or ndisc_cache): critical. Or it ran forced garbage collection (forced_gc_runs) while %s of gc_thresh3 were in use: a warning. All namespaces of the host share one table, its limits and its counters, which only the initial namespace shows (checked on Linux 6.18): many containers share 1024 entries by default. Permanent entries are counted but not limited, so the count alone proves nothing.", percent(neighbourNear)),
+	Proof:         fmt.Sprintf("The kernel found no room for a neighbour (table_fulls of /proc/net/stat/arp_cache or ndisc_cache): critical. Or it ran forced garbage collection (forced_gc_runs) while %s of gc_thresh3 were in use: a warning. All namespaces of the host share one table, its limits and its counters, which only the initial namespace shows (checked on Linux 6.18): many containers share 1024 entries by default. Permanent entries are counted but not limited, so the count alone proves nothing.", percent.Whole(neighbourNear)),
 	FalsePositive: "Many entries with none removed or refused; forced garbage collection far below the limit, which gc_thresh2 starts.",
 	Cure:          "On the host, raise gc_thresh1 to 3 to what the networks on all interfaces and namespaces need.",
 	Host:          true,

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -35,7 +36,7 @@ var nextHopSilent = Cause{
 	Thresholds:    []Threshold{many(silentFew, "packets whose next hop did not reply")},
 	Needs:         []string{snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanCounters, snapshot.CanInterfaces},
 	Symptom:       `All traffic by one egress interface is lost, or one published service is dead, while links are up and rules are right. Clients report "No route to host" after some seconds.`,
-	Proof:         fmt.Sprintf("At least %d packets were dropped because the hardware address of their next hop could not be resolved (NEIGH_FAILED). If it is a router, or a rule translated the destination to it, this is a warning; from %s of the forwarded packets it is critical. A silent end host is advice. It is a warning if all lost packets were for it and they are %s of the forwarded packets.", silentFew, percent(silentMost), percent(silentHost)),
+	Proof:         fmt.Sprintf("At least %d packets were dropped because the hardware address of their next hop could not be resolved (NEIGH_FAILED). If it is a router, or a rule translated the destination to it, this is a warning; from %s of the forwarded packets it is critical. A silent end host is advice. It is a warning if all lost packets were for it and they are %s of the forwarded packets.", silentFew, percent.Whole(silentMost), percent.Whole(silentHost)),
 	FalsePositive: "Scans of a local network, whose unused addresses do not reply; a printer that is switched off.",
 	Cure:          "Check that the router or host is up, on this link and VLAN, with this address, and that it does not filter ARP. Or change the route or rule to a next hop that is up.",
 	judge:         judgeNextHop,

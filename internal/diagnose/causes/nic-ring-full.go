@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -34,7 +35,7 @@ var nicRingFull = Cause{
 	Thresholds:    []Threshold{many(ringFew, "packets for which the card had no room"), portion(ringShare, "of what the interface received")},
 	Needs:         []string{snapshot.CanInterfaces, snapshot.CanNICs, snapshot.CanCPUs},
 	Symptom:       "Packet loss under load or in bursts that no IP counter, no rule and no capture shows.",
-	Proof:         fmt.Sprintf("The card had no room for received packets (missed, FIFO and overrun errors of the interface, the driver's own counters such as rx_missed and rx_no_buffer), at least %s of what the interface received: a warning, from %s critical. The kernel never had these packets, so the tracer does not see them. Limits of a cloud are reported apart: *_allowance_exceeded of Amazon's driver.", "0.01 %", percent(ringMost)),
+	Proof:         fmt.Sprintf("The card had no room for received packets (missed, FIFO and overrun errors of the interface, the driver's own counters such as rx_missed and rx_no_buffer), at least %s of what the interface received: a warning, from %s critical. The kernel never had these packets, so the tracer does not see them. Limits of a cloud are reported apart: *_allowance_exceeded of Amazon's driver.", "0.01 %", percent.Whole(ringMost)),
 	FalsePositive: "A few packets lost while an interface came up; packets that an XDP program drops; totals since boot.",
 	Cure:          "Use a longer receive ring if the card has one (ethtool -G), or more CPUs to empty it if the current one has no time left. Network limits of a cloud rise only with another instance type.",
 	NoLab:         "it needs a network card: virtual interfaces have no ring to overflow. It is covered by saved snapshots",

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -37,7 +38,7 @@ var noRoute = Cause{
 	Thresholds:    []Threshold{many(noRouteFew, "packets without a route"), portion(noRouteShare, "of all packets to forward")},
 	Needs:         []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanRoutes, snapshot.CanSysctls},
 	Symptom:       `One network cannot be reached, or only the gateway itself can. Clients report "Network is unreachable", or wait.`,
-	Proof:         fmt.Sprintf("Packets were dropped because there was no route to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all packets to forward: a warning; from %s critical. Packets dropped by a route of type blackhole, unreachable or prohibit are one severity lower, since an administrator may want that; replies and packets for a published service are not. No counter of Linux 6.18 counts them; the tracer sees them at ip_error without a reason. natkit asks the routing tables, including policy routing, about the packets that it saw.", percent(noRouteShare), percent(noRouteMost)),
+	Proof:         fmt.Sprintf("Packets were dropped because there was no route to their destination (IpExt.InNoRoutes, IP_INNOROUTES at ip_error), at least %s of all packets to forward: a warning; from %s critical. Packets dropped by a route of type blackhole, unreachable or prohibit are one severity lower, since an administrator may want that; replies and packets for a published service are not. No counter of Linux 6.18 counts them; the tracer sees them at ip_error without a reason. natkit asks the routing tables, including policy routing, about the packets that it saw.", percent.Whole(noRouteShare), percent.Whole(noRouteMost)),
 	FalsePositive: "A few packets for unused addresses, such as scans and printers that moved, also while a rule that drops most packets makes them a larger share of the rest; multicast without a route; blackhole routes that keep unused networks from looping.",
 	Cure:          "Add the missing route. If a route of type unreachable, blackhole or prohibit drops the packets and is not wanted, delete it.",
 	judge:         judgeNoRoute,

@@ -11,6 +11,7 @@ import (
 
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -38,7 +39,7 @@ var otherDrops = Cause{
 	Thresholds:    []Threshold{many(otherFew, "packets dropped"), portion(otherShare, "of the packets received on the interface")},
 	Needs:         []string{snapshot.CanDrops, snapshot.CanInterfaces},
 	Symptom:       "Packet loss that no rule, route, queue or table explains: a queue to a dead program, a traffic control filter, an XDP or BPF program, IPsec, a bridge port.",
-	Proof:         fmt.Sprintf("The tracer saw forwarded packets dropped for a reason that no other cause covers: at least %d and %s of what arrived on their interface is advice, %s a warning, %s critical. natkit reports the kernel's reason and function, and what is known of them.", otherFew, percent(otherShare), percent(otherSome), percent(otherMost)),
+	Proof:         fmt.Sprintf("The tracer saw forwarded packets dropped for a reason that no other cause covers: at least %d and %s of what arrived on their interface is advice, %s a warning, %s critical. natkit reports the kernel's reason and function, and what is known of them.", otherFew, percent.Whole(otherShare), percent.Whole(otherSome), percent.Whole(otherMost)),
 	FalsePositive: "What XDP programs drop, since they are there to drop: advice at most. Packets for this machine that nobody waits for, ends of connections, frames for other hosts: every stack discards these all day.",
 	Cure:          "Change what drops them: the finding names the commands that show it.",
 	judge:         judgeOther,
@@ -103,7 +104,7 @@ func judgeOther(f facts) *verdict {
 	if reason := strings.ReplaceAll(strings.ToLower(worst.Reason), "_", " "); worst.Reason != "NOT_SPECIFIED" {
 		v.Title += ": " + reason
 	}
-	v.Evidence = append([]Evidence{{fmt.Sprintf("packets dropped at %s with reason %s", worst.Location, worst.Reason), fmt.Sprintf("%d, %s of what %s %s", lost, percent(part), strings.TrimPrefix(way, "were to "), worst.Interface), fromTracer}},
+	v.Evidence = append([]Evidence{{fmt.Sprintf("packets dropped at %s with reason %s", worst.Location, worst.Reason), fmt.Sprintf("%d, %s of what %s %s", lost, percent.Whole(part), strings.TrimPrefix(way, "were to "), worst.Interface), fromTracer}},
 		sampleEvidence([]snapshot.Drop{worst})...)
 	v.Why = "The kernel dropped forwarded packets outside NAT and its rules. To a client it looks the same."
 	for _, e := range elsewhere {

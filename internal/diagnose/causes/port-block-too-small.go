@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 // mostlyHeld is the share of a subscriber's ports in hold-down from which not its sessions but
@@ -25,7 +26,7 @@ var portBlockTooSmall = Cause{
 	Explains:      []string{"engine-source-limit"},
 	Needs:         []string{snapshot.CanEngine},
 	Symptom:       "A subscriber with few open sessions cannot open new ones at times: mostly one that opens many short ones, such as DNS look-ups or web pages. Open sessions continue.",
-	Proof:         fmt.Sprintf("The eBPF engine refused a subscriber ports during the window although it has port blocks, and at least %s of its ports are in hold-down: no session uses them, and nobody may have them yet.", percent(mostlyHeld)),
+	Proof:         fmt.Sprintf("The eBPF engine refused a subscriber ports during the window although it has port blocks, and at least %s of its ports are in hold-down: no session uses them, and nobody may have them yet.", percent.Whole(mostlyHeld)),
 	FalsePositive: "Ports in hold-down without refusals: that is what hold-down is for. A subscriber whose ports are mostly in use has reached its limit: engine-source-limit.",
 	Cure:          "Give larger extra blocks, or more of them. A subscriber needs as many ports as it opens in a second, times the seconds of a session and of its hold-down. port_hold_down below 120 s is against RFC 6888 (REQ-8).",
 	judge:         judgePortBlockSize,

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -39,7 +40,7 @@ var qdiscDrop = Cause{
 	Needs:      []string{snapshot.CanQdiscs, snapshot.CanDrops, snapshot.CanInterfaces},
 	Symptom:    "Uploads or downloads are slow and lossy, and ping times through the gateway vary with the load. The gateway's CPUs are idle.",
 	Proof: fmt.Sprintf("The root queue of an interface dropped packets (QDISC_DROP and similar, the queue's own counter), at least %s of the packets to send there: a warning, from %s critical. Queues that drop early on purpose (fq_codel, cake) are allowed %s, and never get more than a warning. No counter of the interface or of IP shows it: Ip.OutTransmits counts what the queue drops.",
-		percent(qdiscShare), percent(qdiscMost), percent(activeShare)),
+		percent.Whole(qdiscShare), percent.Whole(qdiscMost), percent.Whole(activeShare)),
 	FalsePositive: "A line that TCP fills: the queue drops a packet now and then, and must.",
 	Cure:          "Set a rate that the line carries, and a queue that holds a fifth of a second of it. Use a longer queue, or a fair queue instead of a short plain one. If the line itself is too slow, get a faster line.",
 	judge:         judgeQdisc,
@@ -76,7 +77,7 @@ func judgeQdisc(f facts) *verdict {
 	default:
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("%s on %s dropped %s %s, %s of the packets to send", q.Kind, worst.Name, number(lost, "packet"), f.window(), percent(part))
+	v.Title = fmt.Sprintf("%s on %s dropped %s %s, %s of the packets to send", q.Kind, worst.Name, number(lost, "packet"), f.window(), percent.Whole(part))
 	v.Evidence = qdiscEvidence(worst, q, sent, tracedBy[worst.Name], rows)
 	v.Why = "The queue drops packets after they were forwarded and translated, and TCP senders retransmit them; other protocols lose them."
 	v.Remedy, v.Settings = f.longerQdisc(worst, q, lost, sent)

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -33,7 +34,7 @@ var receiveBufferFull = Cause{
 	Needs:      []string{snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces},
 	Symptom:    "A DNS forwarder, VPN or proxy on this machine loses requests under load, or all of them. It looks like packet loss in NAT but is not.",
 	Proof: fmt.Sprintf("UDP datagrams found their socket's buffer full (Udp.RcvbufErrors, SOCKET_RCVBUFF): at least %d are advice, from %s of all datagrams for programs here a warning, from %s critical.",
-		bufferFew, percent(bufferShare), percent(bufferMany)),
+		bufferFew, percent.Whole(bufferShare), percent.Whole(bufferMany)),
 	FalsePositive: "A few in a burst beside much traffic. Datagrams that find no socket have other causes.",
 	Cure:          "Let the program read faster, or start it: it may be stopped. For bursts, use a longer buffer: the program's own (SO_RCVBUF), which net.core.rmem_max limits, or net.core.rmem_default.",
 	judge:         judgeReceiveBuffer,

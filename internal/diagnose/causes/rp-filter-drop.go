@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -32,7 +33,7 @@ var rpFilterDrop = Cause{
 	Severities:    []Severity{Advice, Warning, Critical},
 	Needs:         []string{snapshot.CanSysctls, snapshot.CanCounters, snapshot.CanDrops, snapshot.CanInterfaces},
 	Symptom:       "Packets from some networks vanish, in one direction only. A capture shows them arriving and nothing leaving.",
-	Proof:         fmt.Sprintf("Packets were dropped because of the route to their source (TcpExt.IPReversePathFilter, IP_RPFILTER), at least %s of what the interface received: critical from %d packets, a warning from %d. A smaller share of as many packets is advice.", percent(rpFilterShare), rpFilterMany, rpFilterFew),
+	Proof:         fmt.Sprintf("Packets were dropped because of the route to their source (TcpExt.IPReversePathFilter, IP_RPFILTER), at least %s of what the interface received: critical from %d packets, a warning from %d. A smaller share of as many packets is advice.", percent.Whole(rpFilterShare), rpFilterMany, rpFilterFew),
 	FalsePositive: "rp_filter=1 is the default of many distributions and is harmless if routes are symmetric. A few drops beside much traffic show that the filter works.",
 	Cure:          "Set loose filtering (2) on that interface: the source must be reachable by any path. The kernel uses the larger of the interface's value and conf.all, so 2 on the interface is enough.",
 	judge:         judgeRPFilter,
@@ -87,7 +88,7 @@ func judgeRPFilter(f facts) *verdict {
 		return nil
 	case s.known && s.part < rpFilterShare:
 		v.Severity = Advice
-		v.Title += fmt.Sprintf(", %s of what arrived", percent(s.part))
+		v.Title += fmt.Sprintf(", %s of what arrived", percent.Whole(s.part))
 	case s.known && lost >= rpFilterMany:
 		v.Severity = Critical
 	default:
@@ -115,7 +116,7 @@ func (s filteredSources) evidence() (out []Evidence) {
 	}
 	out = append(out, sampleEvidence(s.rows)...)
 	if s.known {
-		out = append(out, Evidence{"share of the packets received", percent(s.part), fromLinks})
+		out = append(out, Evidence{"share of the packets received", percent.Whole(s.part), fromLinks})
 	}
 	for _, name := range s.wrong {
 		if m, ok := s.mode[name]; ok {

@@ -14,6 +14,7 @@ import (
 	"natkit/internal/diagnose/blame"
 	"natkit/internal/kernel/ruleset"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -41,7 +42,7 @@ var ruleDrop = Cause{
 	Needs:      []string{snapshot.CanDrops, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanSets, snapshot.CanInterfaces, snapshot.CanCounters},
 	Symptom:    "Some clients, or one protocol, get through and others do not. Connections open on one side only. Over IPv6 nobody finds this machine. It often began when a list of addresses, a limit or a rule was added.",
 	Proof: fmt.Sprintf("Rules with a condition dropped packets (NETFILTER_DROP where a rule is evaluated) of clients in networks of this machine, or packets whose destination a rule had translated: at least %s of what arrived on that interface is advice, %s a warning, %s critical. %d packets for a published service that no connection reaches are advice; if their sources are private, a warning. Where clients cannot open connections because of a limit (a rate, a quota, a number of connections), %d packets are a warning, however small their share. Replies to connections that the rules let start, and other packets of open connections: %s are a warning (fewer if a client has at least %d connections half-open because of them), %s critical. Neighbour discovery and ARP: a warning from %d packets. natkit finds the rule from samples of the dropped packets: it follows each one through the rules and sets, as they were at the end of the window, and prints the rule with its handle and the quota, limit or set element that made it drop. Counters are not needed. If a sample does not show whether a condition held (limits, connection marks, sets that could not be read), counters decide. Without counters, natkit names all rules and policies that remain, with commands that count what reaches each one.",
-		percent(ruleShare), percent(ruleMost), percent(ruleAll), ruleFew, ruleFew, percent(ruleShare), halfwayFew, percent(ruleMost), fewFailures),
+		percent.Whole(ruleShare), percent.Whole(ruleMost), percent.Whole(ruleAll), ruleFew, ruleFew, percent.Whole(ruleShare), halfwayFew, percent.Whole(ruleMost), fewFailures),
 	FalsePositive: "A firewall that drops traffic from elsewhere for this machine or its networks: scans are most of what a quiet line receives. A small part of what clients send. A block list at work is advice at most: the rule concerns some addresses, and connections of others get replies.",
 	Cure:          "Remove the address from the set, reset the quota, raise the limit, narrow the rule, or delete it. Never put an accept rule in front of it: that would disable the rest of the list.",
 	judge:         judgeRuleDrop,
@@ -215,7 +216,7 @@ const neighbourPackets = "packets of ARP and neighbour discovery"
 func (f facts) ruleTitle(victims ruleVictims, suspects []culprit, sure bool, what string) string {
 	part := ""
 	if victims.by != "" {
-		part = fmt.Sprintf(", %s of what arrived on %s", percent(victims.share()), victims.by)
+		part = fmt.Sprintf(", %s of what arrived on %s", percent.Whole(victims.share()), victims.by)
 	}
 	if sure {
 		title, used := "", ""

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -44,7 +45,7 @@ var snatPortsExhausted = Cause{
 	Severities:    []Severity{Warning, Critical},
 	Needs:         []string{snapshot.CanConntrack, snapshot.CanConntrackStats, snapshot.CanConntrackDump, snapshot.CanNFTables, snapshot.CanIPTablesLegacy, snapshot.CanDrops, snapshot.CanEngine},
 	Symptom:       "New connections to one address and port fail. Connections to other destinations work, and the table has room.",
-	Proof:         fmt.Sprintf("One external address uses at least %s of its ports towards one destination, and flows could not be inserted during the window (insert_failed, or packets dropped with an unconfirmed entry). Ports in use without failures are a warning. So are %d or more failures if the table could not be dumped or the rules could not be read. With the eBPF engine: packets that it dropped because no port was free, or an address with few ports left.", percent(portsFullShare), manyFailures),
+	Proof:         fmt.Sprintf("One external address uses at least %s of its ports towards one destination, and flows could not be inserted during the window (insert_failed, or packets dropped with an unconfirmed entry). Ports in use without failures are a warning. So are %d or more failures if the table could not be dumped or the rules could not be read. With the eBPF engine: packets that it dropped because no port was free, or an address with few ports left.", percent.Whole(portsFullShare), manyFailures),
 	FalsePositive: "Single failures while ports are free: two CPUs chose the same port at the same time. Entries refused by a full table are conntrack-table-full; by a long hash chain, conntrack-hash-too-small.",
 	Cure:          "Use the whole port range, add external addresses, shorten the timeouts of closed connections, or reuse connections.",
 	judge:         judgeSNATPorts,
@@ -76,7 +77,7 @@ func judgeSNATPorts(f facts) *verdict {
 	case found && p.size >= fewPorts:
 		v.Severity = Warning
 		v.impact = share(p.use.Used, p.size)
-		v.Title = fmt.Sprintf("%s of the ports of %s towards %s %s are in use", percent(share(p.use.Used, p.size)), p.use.Outside, p.use.Protocol, p.use.Dest)
+		v.Title = fmt.Sprintf("%s of the ports of %s towards %s %s are in use", percent.Whole(share(p.use.Used, p.size)), p.use.Outside, p.use.Protocol, p.use.Dest)
 	case !found && lost >= manyFailures && f.suspectPorts() && !mostlyDNS(rows):
 		v.Severity = Warning
 		v.Title = fmt.Sprintf("source NAT likely has no free port left: %s failed %s", number(lost, "new flow"), f.window())
@@ -117,7 +118,7 @@ func (f facts) portsEvidence(p ports, found bool, failed, traced uint64) (out []
 	}
 	if f.Conntrack != nil && f.Conntrack.Max > 0 {
 		out = append(out, Evidence{"entries", fmt.Sprintf("%d of %d (%s): the table is not the limit", f.Conntrack.Count, f.Conntrack.Max,
-			percent(share(f.Conntrack.Count, f.Conntrack.Max))), fromSettings + ": nf_conntrack_count, nf_conntrack_max"})
+			percent.Whole(share(f.Conntrack.Count, f.Conntrack.Max))), fromSettings + ": nf_conntrack_count, nf_conntrack_max"})
 	}
 	return out
 }

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 var softirqAllCPUs = Cause{
@@ -23,7 +24,7 @@ var softirqAllCPUs = Cause{
 	Explains:      []string{"cpu-backlog-full", "napi-budget", "nic-ring-full", "softirq-delayed"},
 	Needs:         []string{snapshot.CanCPUs, snapshot.CanCounters, snapshot.CanInterfaces, snapshot.CanNFTables, snapshot.CanIPTablesLegacy},
 	Symptom:       "Throughput stops rising, however many CPUs share the work. top shows high si on all of them. Latency grows with the load.",
-	Proof:         fmt.Sprintf("On average over all CPUs at least %s of the window was busy and %s of it in softirq, no CPU exceeds the others by a factor of %.0f, and each forwarded at least %d packets a second: a warning. It is critical if packets were also lost. From %s busy it is advice. CPUs belong to the machine: in a namespace other than the initial one natkit reports it only if two thirds of the machine's packets belong to that namespace.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
+	Proof:         fmt.Sprintf("On average over all CPUs at least %s of the window was busy and %s of it in softirq, no CPU exceeds the others by a factor of %.0f, and each forwarded at least %d packets a second: a warning. It is critical if packets were also lost. From %s busy it is advice. CPUs belong to the machine: in a namespace other than the initial one natkit reports it only if two thirds of the machine's packets belong to that namespace.", percent.Whole(oneCPUBusy), percent.Whole(oneCPUSoftirq), oneCPUSkew, manyPackets, percent.Whole(oneCPUNear)),
 	FalsePositive: "One CPU that processes all packets is softirq-one-cpu. A server that is busy with its own packets forwards none.",
 	Cure:          "Make packets cheaper, since no CPU is idle. First remove needless work (`natkit tune`, `natkit hooks --cost`). Then use fast-path entries for the kernel's NAT (`natkit accel`), or the eBPF engine in its place if the rules are your own. The finding reports which fits, who manages the rules, and what packets would bypass.",
 	Host:          true,
@@ -65,9 +66,9 @@ func judgeAllCPUs(f facts) *verdict {
 	default:
 		v.Severity = Advice
 	}
-	v.Title = fmt.Sprintf("%s %s busy, %s of it in softirq; %.0f packets a second forwarded", allOf(len(f.CPUs)), percent(busy), percent(softirq/busy), rate)
+	v.Title = fmt.Sprintf("%s %s busy, %s of it in softirq; %.0f packets a second forwarded", allOf(len(f.CPUs)), percent.Whole(busy), percent.Whole(softirq/busy), rate)
 	v.Evidence = []Evidence{
-		{"CPUs, on average", fmt.Sprintf("%s busy, %s in softirq", percent(busy), percent(softirq)), fromCPUs},
+		{"CPUs, on average", fmt.Sprintf("%s busy, %s in softirq", percent.Whole(busy), percent.Whole(softirq)), fromCPUs},
 		{"packets forwarded", fmt.Sprintf("%.0f a second", rate), fromSnmp},
 		{"softirq time per forwarded packet", fmt.Sprintf("%.0f ns", 1e9*softirq*n/rate), fromCPUs + ", " + fromSnmp},
 	}

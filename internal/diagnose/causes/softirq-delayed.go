@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -28,7 +29,7 @@ var softirqDelayed = Cause{
 	Thresholds:    []Threshold{portion(delayShare, "of the window that ksoftirqd waited")},
 	Needs:         []string{snapshot.CanSoftirqWait, snapshot.CanCPUs},
 	Symptom:       "The latency of forwarded packets jumps by a few to a hundred milliseconds while the machine also runs programs. No packet is lost.",
-	Proof:         fmt.Sprintf("ksoftirqd, which processes what a softirq leaves undone, was ready and waited for its CPU for %s of the window and %.0f ms each time on average: advice, from %s a warning if that CPU took %d packets a second. Before Linux 6.4 no packet of that CPU is processed during the wait. Since then an interrupt may process some, and only left-over work waits. natkit does not see softirqs delayed within the kernel (interrupts or softirqs disabled for long).", percent(delayShare), delayMean*1000, percent(delayMost), manyPackets),
+	Proof:         fmt.Sprintf("ksoftirqd, which processes what a softirq leaves undone, was ready and waited for its CPU for %s of the window and %.0f ms each time on average: advice, from %s a warning if that CPU took %d packets a second. Before Linux 6.4 no packet of that CPU is processed during the wait. Since then an interrupt may process some, and only left-over work waits. natkit does not see softirqs delayed within the kernel (interrupts or softirqs disabled for long).", percent.Whole(delayShare), delayMean*1000, percent.Whole(delayMost), manyPackets),
 	FalsePositive: "Short waits on every machine that runs programs. A CPU that spends all its time on packets.",
 	Cure:          "Move programs away from the receiving CPUs (taskset, cpuset, AllowedCPUs= of their service), or move the card's interrupts. Or use threaded NAPI, whose threads can have a priority.",
 	Host:          true,
@@ -62,13 +63,13 @@ func judgeDelayed(f facts) *verdict {
 	if part >= delayMost && f.perSecond(worst.Packets) >= manyPackets {
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("packets waited for CPU %d, busy with other work: %.0f ms at a time, %s of the window", worst.Number, 1000*wait/runs, percent(part))
+	v.Title = fmt.Sprintf("packets waited for CPU %d, busy with other work: %.0f ms at a time, %s of the window", worst.Number, 1000*wait/runs, percent.Whole(part))
 	v.Evidence = []Evidence{
 		{fmt.Sprintf("ksoftirqd/%d was ready and waited", worst.Number), fmt.Sprintf("%.1f s in all, %.0f times", wait, runs), "/proc/PID/schedstat"},
-		{fmt.Sprintf("CPU %d", worst.Number), fmt.Sprintf("%s busy, %s in softirq, %.0f packets a second", percent(worst.Busy), percent(worst.Softirq), f.perSecond(worst.Packets)), fromCPUs},
+		{fmt.Sprintf("CPU %d", worst.Number), fmt.Sprintf("%s busy, %s in softirq, %.0f packets a second", percent.Whole(worst.Busy), percent.Whole(worst.Softirq), f.perSecond(worst.Packets)), fromCPUs},
 	}
 	if worst.Steal > 0.01 && plausibleShare(worst.Steal) {
-		v.Evidence = append(v.Evidence, Evidence{"time taken by the hypervisor (steal)", percent(worst.Steal), fromCPUs})
+		v.Evidence = append(v.Evidence, Evidence{"time taken by the hypervisor (steal)", percent.Whole(worst.Steal), fromCPUs})
 	}
 	v.Why = "What a softirq cannot finish at once is left to ksoftirqd, a thread with the same priority as any program. While a program runs on that CPU, packets wait."
 	v.Remedy = []string{

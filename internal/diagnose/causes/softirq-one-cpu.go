@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -33,7 +34,7 @@ var softirqOneCPU = Cause{
 	Explains:      []string{"cpu-backlog-full", "napi-budget", "nic-ring-full", "softirq-delayed"},
 	Needs:         []string{snapshot.CanCPUs, snapshot.CanNICs, snapshot.CanInterfaces},
 	Symptom:       "Throughput stops at what one core can do. top shows one core at 100 % si and the others idle. Latency grows with the load.",
-	Proof:         fmt.Sprintf("One CPU was busy for %s of the window and spent %s of it in softirq, at least %.0f times as much as the others on average, with %d packets a second or more: a warning. It is critical if packets were also lost (CPU backlog, receive ring). From %s busy it is advice. CPUs belong to the machine: in a namespace other than the initial one natkit reports it only if two thirds of the machine's packets belong to that namespace.", percent(oneCPUBusy), percent(oneCPUSoftirq), oneCPUSkew, manyPackets, percent(oneCPUNear)),
+	Proof:         fmt.Sprintf("One CPU was busy for %s of the window and spent %s of it in softirq, at least %.0f times as much as the others on average, with %d packets a second or more: a warning. It is critical if packets were also lost (CPU backlog, receive ring). From %s busy it is advice. CPUs belong to the machine: in a namespace other than the initial one natkit reports it only if two thirds of the machine's packets belong to that namespace.", percent.Whole(oneCPUBusy), percent.Whole(oneCPUSoftirq), oneCPUSkew, manyPackets, percent.Whole(oneCPUNear)),
 	FalsePositive: "All CPUs equally busy: the machine is at its limit. A CPU that is busy with programs. A machine with one CPU.",
 	Cure:          "Use more receive queues if the card has them, and spread its interrupts (irqbalance). Otherwise use RPS, which distributes packets to CPUs by flow. A single flow always stays on one CPU: only cheaper packets help it, as in softirq-all-cpus.",
 	Host:          true,
@@ -74,10 +75,10 @@ func judgeOneCPU(f facts) *verdict {
 	default:
 		v.Severity = Advice
 	}
-	v.Title = fmt.Sprintf("CPU %d is %s busy and processes nearly all packets; the other %d spend %s on them", hot.Number, percent(hot.Busy), len(f.CPUs)-1, percent(others))
+	v.Title = fmt.Sprintf("CPU %d is %s busy and processes nearly all packets; the other %d spend %s on them", hot.Number, percent.Whole(hot.Busy), len(f.CPUs)-1, percent.Whole(others))
 	v.Evidence = []Evidence{
-		{fmt.Sprintf("CPU %d", hot.Number), fmt.Sprintf("%s busy, %s in softirq, %.0f packets a second", percent(hot.Busy), percent(hot.Softirq), f.perSecond(hot.Packets)), fromCPUs},
-		{"softirq of the others, on average", percent(others), fromCPUs},
+		{fmt.Sprintf("CPU %d", hot.Number), fmt.Sprintf("%s busy, %s in softirq, %.0f packets a second", percent.Whole(hot.Busy), percent.Whole(hot.Softirq), f.perSecond(hot.Packets)), fromCPUs},
+		{"softirq of the others, on average", percent.Whole(others), fromCPUs},
 	}
 	if hot.Squeezed > 0 && hot.Squeezed < implausible {
 		v.Evidence = append(v.Evidence, Evidence{fmt.Sprintf("rounds that CPU %d ended with work left", hot.Number), strconv.FormatUint(hot.Squeezed, 10), fromSoftnet})

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -27,7 +28,7 @@ var synFlood = Cause{
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats, snapshot.CanCounters},
 	Symptom:    "A published service is slow or dead. The table fills with half-open connections from many addresses.",
 	Proof: fmt.Sprintf("Most TCP entries are half open, at least %d and %s of nf_conntrack_max (in a small table %d and %s), and they are not mostly those of a few hosts. Either the service replied and its clients did not (SYN_RECV), and the replies leave by the interface that the clients are on; or they go to one destination, which does reply to others. Critical if the kernel evicted half-open connections or a server's SYN queue was full.",
-		floodEntries, percent(floodRoom), floodSmall, percent(floodSmallRoom)),
+		floodEntries, percent.Whole(floodRoom), floodSmall, percent.Whole(floodSmallRoom)),
 	FalsePositive: "A few clients whose replies get lost are clients-unreached. Many clients whose replies all get lost behind this machine leave the same entries as a flood: check whether some of the sources can be reached. A client that scans, and clients of a server that replies to nobody, are unreplied-flood. Many connections being opened beside many more open ones are a busy service.",
 	Cure:          "Use SYNPROXY: the kernel replies with cookies and creates an entry only for a client that completes the handshake. Shorter timeouts of half-open connections help at once.",
 	judge:         judgeSYNFlood,
@@ -122,7 +123,7 @@ func (f facts) floodEvidence(h halfOpen, evicted uint64) []Evidence {
 		Evidence{"replied to and not completed (SYN_RECV)", strconv.FormatUint(h.answered, 10), fromDump},
 		Evidence{"without a reply (SYN_SENT)", strconv.FormatUint(h.silent, 10), fromDump})
 	if h.hasDest {
-		out = append(out, Evidence{"destination with most entries", fmt.Sprintf("%s: %s (%s)", h.dest.Addr, plural.Count(h.dest.Entries, "entry"), percent(share(h.dest.Entries, f.Conntrack.Table.Entries))), fromDump})
+		out = append(out, Evidence{"destination with most entries", fmt.Sprintf("%s: %s (%s)", h.dest.Addr, plural.Count(h.dest.Entries, "entry"), percent.Whole(share(h.dest.Entries, f.Conntrack.Table.Entries))), fromDump})
 	}
 	if evicted > 0 {
 		out = append(out, Evidence{"half-open entries evicted to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -34,7 +35,7 @@ var timeWaitHeavy = Cause{
 	Needs:      []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanSysctls},
 	Symptom:    "The table fills although few connections are open: each short connection keeps its entry for two minutes after its end.",
 	Proof: fmt.Sprintf("TIME_WAIT is the state of at least %s of the entries, and they hold at least %s of nf_conntrack_max; from %s it is advice.",
-		percent(timeWaitDominant), percent(timeWaitRoom), percent(timeWaitWaste)),
+		percent.Whole(timeWaitDominant), percent.Whole(timeWaitRoom), percent.Whole(timeWaitWaste)),
 	FalsePositive: "Any number of TIME_WAIT entries in a table with room: a web server's table looks like this.",
 	Cure: fmt.Sprintf("A timeout of %d s instead of 120 s divides them by four. Keep-alive between proxy and server, or between client and server, makes fewer of them.",
 		shortTimeWait),
@@ -56,9 +57,9 @@ func judgeTimeWait(f facts) *verdict {
 	if share(waiting, limit) >= timeWaitRoom {
 		v.Severity = Warning
 	}
-	v.Title = fmt.Sprintf("closed connections (TIME_WAIT) hold %s of the connection tracking table", percent(share(waiting, limit)))
+	v.Title = fmt.Sprintf("closed connections (TIME_WAIT) hold %s of the connection tracking table", percent.Whole(share(waiting, limit)))
 	v.Evidence = append(f.fillEvidence(),
-		Evidence{"entries in TIME_WAIT", fmt.Sprintf("%d of %d (%s)", waiting, t.Entries, percent(share(waiting, t.Entries))), fromDump})
+		Evidence{"entries in TIME_WAIT", fmt.Sprintf("%d of %d (%s)", waiting, t.Entries, percent.Whole(share(waiting, t.Entries))), fromDump})
 	const timeout = "net.netfilter.nf_conntrack_tcp_timeout_time_wait"
 	if now, known := f.sysctl(timeout); known {
 		v.Evidence = append(v.Evidence, Evidence{"their timeout", strconv.FormatInt(now, 10) + " s", fromSettings + ": nf_conntrack_tcp_timeout_time_wait"})

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 const (
@@ -30,7 +31,7 @@ var ttlExceeded = Cause{
 	Severities:    []Severity{Advice, Warning},
 	Needs:         []string{snapshot.CanDrops, snapshot.CanFrames, snapshot.CanRoutes, snapshot.CanCounters},
 	Symptom:       "Some hosts reach this router and nothing behind it. ping to the Internet shows Time to live exceeded from the router's own address.",
-	Proof:         fmt.Sprintf("The TTL of packets was exceeded here (IP_INHDR at ip_forward, Ip.InHdrErrors), and none of them was seen to arrive again. %.0f packets a second that are %s of the forwarded packets are a warning, a smaller share is advice; %d packets that are %s of all packets to forward are a warning.", ttlPerSecond, percent(ttlShare), ttlMany, percent(ttlMost)),
+	Proof:         fmt.Sprintf("The TTL of packets was exceeded here (IP_INHDR at ip_forward, Ip.InHdrErrors), and none of them was seen to arrive again. %.0f packets a second that are %s of the forwarded packets are a warning, a smaller share is advice; %d packets that are %s of all packets to forward are a warning.", ttlPerSecond, percent.Whole(ttlShare), ttlMany, percent.Whole(ttlMost)),
 	FalsePositive: "traceroute and mtr, with a few probes a second; a single packet from far away. A loop: this is routing-loop. A rule that sets the TTL, or drops by it: this is rule-drop.",
 	Cure:          "Raise the TTL at the sender. If the sender is a provider that lets one host pass, set the TTL of what comes from it by a rule.",
 	judge:         judgeTTLExceeded,

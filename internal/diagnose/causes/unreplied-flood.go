@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 	"natkit/internal/words/plural"
 )
 
@@ -43,7 +44,7 @@ var unrepliedFlood = Cause{
 	Explains:      []string{"conntrack-table-full", "conntrack-table-nearly-full"},
 	Needs:         []string{snapshot.CanConntrack, snapshot.CanConntrackDump, snapshot.CanConntrackStats},
 	Symptom:       "The table grows through scans, spoofed packets, or requests to something that is gone. Half-open connections of others are evicted.",
-	Proof:         fmt.Sprintf("Entries that never saw a reply are at least %d, %s of all and %s of nf_conntrack_max; in a small table %d and %s of it. Critical if the kernel evicted half-open connections to make room (early_drop).", floodEntries, percent(floodMajority), percent(floodRoom), floodSmall, percent(floodSmallRoom)),
+	Proof:         fmt.Sprintf("Entries that never saw a reply are at least %d, %s of all and %s of nf_conntrack_max; in a small table %d and %s of it. Critical if the kernel evicted half-open connections to make room (early_drop).", floodEntries, percent.Whole(floodMajority), percent.Whole(floodRoom), floodSmall, percent.Whole(floodSmallRoom)),
 	FalsePositive: "One-way traffic in small numbers (syslog, statsd, monitoring probes), and a quiet table in which a few entries without replies are the majority.",
 	Cure:          "Limit new flows of the source before connection tracking, and stop what sends them.",
 	judge:         judgeUnreplied,
@@ -70,7 +71,7 @@ func judgeUnreplied(f facts) *verdict {
 	}
 	v.Title = fmt.Sprintf("%d of %d entries never saw a reply", unreplied, t.Entries)
 	v.Evidence = append(f.fillEvidence(),
-		Evidence{"unreplied entries", fmt.Sprintf("%d of %d (%s)", unreplied, t.Entries, percent(share(unreplied, t.Entries))), fromDump})
+		Evidence{"unreplied entries", fmt.Sprintf("%d of %d (%s)", unreplied, t.Entries, percent.Whole(share(unreplied, t.Entries))), fromDump})
 	if evicted > 0 {
 		v.Evidence = append(v.Evidence, Evidence{"half-open entries evicted to make room", strconv.FormatUint(evicted, 10), fromStats + ": early_drop"})
 	}
@@ -82,7 +83,7 @@ func judgeUnreplied(f facts) *verdict {
 
 	author, ok := mostUnreplied(t.Sources)
 	if ok && share(author.Unreplied, unreplied) >= oneSource {
-		v.Title += fmt.Sprintf(", %s of them from %s", percent(share(author.Unreplied, unreplied)), author.Addr)
+		v.Title += fmt.Sprintf(", %s of them from %s", percent.Whole(share(author.Unreplied, unreplied)), author.Addr)
 		v.Evidence = append(v.Evidence, Evidence{"source of most of them", fmt.Sprintf("%s: %d", author.Addr, author.Unreplied), fromDump})
 		family := "ip"
 		if author.Addr.Is6() {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 var vlanFew = many(5, "frames with that tag")
@@ -26,7 +27,7 @@ var vlanMismatch = Cause{
 	Thresholds:    []Threshold{vlanFew},
 	Needs:         []string{snapshot.CanFrames, snapshot.CanInterfaces},
 	Symptom:       "A new network or trunk is dead. A capture shows tagged requests arriving, and no reply.",
-	Proof:         fmt.Sprintf("At least %.0f frames during the window carried a VLAN tag for which there is no interface. They were for this machine's hardware address, or ARP requests for its own addresses that it did not reply to. The stack drops them. Critical from %s of what arrived on that interface.", vlanFew.Enter, percent(astrayMost.Enter)),
+	Proof:         fmt.Sprintf("At least %.0f frames during the window carried a VLAN tag for which there is no interface. They were for this machine's hardware address, or ARP requests for its own addresses that it did not reply to. The stack drops them. Critical from %s of what arrived on that interface.", vlanFew.Enter, percent.Whole(astrayMost.Enter)),
 	FalsePositive: "A trunk that carries VLANs this machine has no part in: their broadcasts arrive here too, and are for others. Priority tags (VLAN 0).",
 	Cure:          "Add an interface of that VLAN with the address, or let the switch port send this network untagged.",
 	judge:         judgeVLAN,

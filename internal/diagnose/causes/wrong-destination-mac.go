@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 // A switch floods a frame now and then whose receiver it has forgotten.
@@ -31,7 +32,7 @@ var wrongDestinationMAC = Cause{
 	Explains:      []string{"clients-unreached", "asymmetric-routing"},
 	Needs:         []string{snapshot.CanFrames, snapshot.CanInterfaces, snapshot.CanDrops},
 	Symptom:       "Some clients get no reply from anywhere, while others on the same network do. It began when this machine, its network card or its virtual address was replaced. A capture shows their packets arriving; the stack drops them (OTHERHOST).",
-	Proof:         fmt.Sprintf("At least %.0f frames arrived for a hardware address that is not this machine's, from which no frame came during the window and which no neighbour has. They carried packets for this machine's own addresses or for networks behind it. From %s of what arrived on that interface it is critical.", astrayFew.Enter, percent(astrayMost.Enter)),
+	Proof:         fmt.Sprintf("At least %.0f frames arrived for a hardware address that is not this machine's, from which no frame came during the window and which no neighbour has. They carried packets for this machine's own addresses or for networks behind it. From %s of what arrived on that interface it is critical.", astrayFew.Enter, percent.Whole(astrayMost.Enter)),
 	FalsePositive: "A mirror port, a hub, or a switch that floods frames for a host that is there: some machine has that hardware address. Frames between two other hosts of the network. Ports of bridges and bonds.",
 	Cure:          "Delete the ARP entry on the sender, or send a gratuitous ARP from here. A static entry must be changed where it is configured.",
 	judge:         judgeWrongMAC,

@@ -50,23 +50,9 @@ func Find(s *snapshot.Snapshot) []Needless {
 	if s.Sysctls["net.netfilter.nf_conntrack_helper"] == "1" {
 		out = append(out, Needless{Kind: HelperEnabled, What: "conntrack helpers are assigned to flows by port",
 			Why:      "Each new flow is compared with the helpers' ports, and a helper reads what an attacker sends. Rules can assign a helper to the flows that need it.",
-			Commands: []string{"# when rules assign helpers (nft: ct helper set; iptables: -j CT --helper), or none is needed:", command(s, "sysctl -w net.netfilter.nf_conntrack_helper=0")}})
+			Commands: []string{"# when rules assign helpers (nft: ct helper set; iptables: -j CT --helper), or none is needed:", shell.In(s.Netns.Name, "sysctl -w net.netfilter.nf_conntrack_helper=0")}})
 	}
 	return out
-}
-
-// command is a command line for the namespace that was looked at.
-func command(s *snapshot.Snapshot, line string) string {
-	switch name := s.Netns.Name; {
-	case name == "":
-		return line
-	case strings.HasPrefix(name, "pid:"):
-		return "nsenter --net=" + shell.Quote("/proc/"+name[len("pid:"):]+"/ns/net") + " " + line
-	case strings.HasPrefix(name, "/"):
-		return "nsenter --net=" + shell.Quote(name) + " " + line
-	default:
-		return "ip netns exec " + shell.Quote(name) + " " + line
-	}
 }
 
 // emptyChains are base chains of nftables, of every family, that hold no rule and
@@ -80,7 +66,7 @@ func emptyChains(s *snapshot.Snapshot) []Needless {
 		n := Needless{
 			Kind: EmptyChain, What: fmt.Sprintf("chain %s %s %s on %s: no rule, policy accept", c.Family, c.Table, c.Name, c.Hook), Hooks: 1,
 			Why:      "Every packet on the hook passes it for nothing.",
-			Commands: []string{command(s, fmt.Sprintf("nft delete chain %s %s %s", c.Family, shell.Quote(c.Table), shell.Quote(c.Name)))},
+			Commands: []string{shell.In(s.Netns.Name, fmt.Sprintf("nft delete chain %s %s %s", c.Family, shell.Quote(c.Table), shell.Quote(c.Name)))},
 		}
 		switch {
 		case c.Family == "inet":
@@ -131,7 +117,7 @@ func legacy(s *snapshot.Snapshot) []Needless {
 		if rules[t] > 0 || drops[t] {
 			if t.family == "ip" { // the others have programs of their own
 				used += rules[t]
-				empty = append(empty, EmptyLegacy(t.name, func(line string) string { return command(s, line) })...)
+				empty = append(empty, EmptyLegacy(t.name, func(line string) string { return shell.In(s.Netns.Name, line) })...)
 			}
 			continue
 		}
@@ -146,7 +132,7 @@ func legacy(s *snapshot.Snapshot) []Needless {
 			Kind: LegacyBeside, What: fmt.Sprintf("%s of iptables-legacy beside %d of nftables", plural.Count(used, "rule"), nft),
 			Why: "Each packet passes both. Which one decides depends on priorities that nobody chose.",
 			Commands: append([]string{"# move the legacy rules to nftables, look at them, then empty the legacy tables:",
-				command(s, "iptables-legacy-save > legacy.rules"), command(s, "iptables-nft-restore --noflush < legacy.rules")}, empty...),
+				shell.In(s.Netns.Name, "iptables-legacy-save > legacy.rules"), shell.In(s.Netns.Name, "iptables-nft-restore --noflush < legacy.rules")}, empty...),
 		})
 	}
 	return out
@@ -180,8 +166,8 @@ func bridged(s *snapshot.Snapshot) []Needless {
 	return []Needless{{
 		Kind: BridgeHooks, What: "br_netfilter: " + plural.Count(hooks, "function") + " on the bridge's hooks", Hooks: hooks,
 		Why: "A bridged frame also passes the IP hooks, including tracking; a routed one does so anyway.",
-		Commands: []string{"# unless rules here filter or translate bridged traffic:", command(s, "sysctl -w net.bridge.bridge-nf-call-iptables=0"),
-			command(s, "sysctl -w net.bridge.bridge-nf-call-ip6tables=0")},
+		Commands: []string{"# unless rules here filter or translate bridged traffic:", shell.In(s.Netns.Name, "sysctl -w net.bridge.bridge-nf-call-iptables=0"),
+			shell.In(s.Netns.Name, "sysctl -w net.bridge.bridge-nf-call-ip6tables=0")},
 	}}
 }
 
@@ -212,7 +198,7 @@ func tracking(s *snapshot.Snapshot) []Needless {
 		What: fmt.Sprintf("connection tracking: %d of %d entries are translated", translated, t.Entries),
 		Why:  "The others cost an entry, and a lookup for each packet, which only rules on connection states need.",
 		Commands: []string{"# whose flows are they? Networks without rules on connection states or NAT need no tracking: use notrack, in a chain of type filter at priority raw",
-			command(s, "natkit conntrack top --by source")},
+			shell.In(s.Netns.Name, "natkit conntrack top --by source")},
 	}
 	if rules == 0 {
 		n.What += ", and no rule translates"

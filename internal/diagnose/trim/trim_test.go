@@ -108,7 +108,7 @@ func TestFind(t *testing.T) {
 			"bridge-netfilter: # unless rules here filter or translate bridged traffic:; sysctl -w net.bridge.bridge-nf-call-iptables=0; sysctl -w net.bridge.bridge-nf-call-ip6tables=0"},
 		{"a bridge of Kubernetes", snapshot.Snapshot{Chains: []snapshot.Chain{{Backend: "nft", Family: "ip", Table: "nat", Name: "KUBE-SVC"}}, Sysctls: map[string]string{"net.bridge.bridge-nf-call-iptables": "1"}, Hooks: []snapshot.Hook{{Family: "bridge", Hook: "prerouting", Function: "br_nf_pre_routing"}}}, ""},
 		{"tracking for nothing", snapshot.Snapshot{Hooks: tracked, Chains: []snapshot.Chain{}, Conntrack: table(1000, 3), Netns: snapshot.Netns{Name: "pid:12"}},
-			"idle-conntrack: # whose flows are they? Networks without rules on connection states or NAT need no tracking: use notrack, in a chain of type filter at priority raw; nsenter --net=/proc/12/ns/net natkit conntrack top --by source"},
+			"idle-conntrack: # whose flows are they? Networks without rules on connection states or NAT need no tracking: use notrack, in a chain of type filter at priority raw; nsenter -t 12 -n natkit conntrack top --by source"},
 		{"few entries", snapshot.Snapshot{Hooks: tracked, Chains: []snapshot.Chain{}, Conntrack: table(20, 0)}, ""},
 		{"helpers by port", snapshot.Snapshot{Sysctls: map[string]string{"net.netfilter.nf_conntrack_helper": "1"}},
 			"conntrack-helper: # when rules assign helpers (nft: ct helper set; iptables: -j CT --helper), or none is needed:; sysctl -w net.netfilter.nf_conntrack_helper=0"},

@@ -22,6 +22,9 @@ func Of(share float64, decimals int) string {
 	return text + " %"
 }
 
+// Whole is a share in whole percents; what is below 0 by an error of subtraction is none.
+func Whole(share float64) string { return Of(max(0, share), 0) }
+
 func write(value float64, decimals int) string {
 	return strconv.FormatFloat(value, 'f', decimals, 64)
 }

@@ -19,3 +19,11 @@ func TestOf(t *testing.T) {
 		}
 	}
 }
+
+func TestWhole(t *testing.T) {
+	for share, want := range map[float64]string{-1e-9: "0 %", 0.003: "<1 %", 0.5: "50 %", 0.999: ">99 %", 1: "100 %"} {
+		if got := Whole(share); got != want {
+			t.Errorf("%v is %q, want %q", share, got, want)
+		}
+	}
+}

@@ -25,6 +25,20 @@ func Command(words ...string) string {
 	return strings.Join(quoted, " ")
 }
 
+// In is a command that is run in a namespace: named, of a process ("pid:12"), by its file's path, or "" for the one it is typed in.
+func In(netns, command string) string {
+	switch pid, ofProcess := strings.CutPrefix(netns, "pid:"); {
+	case netns == "":
+		return command
+	case ofProcess:
+		return "nsenter -t " + Quote(pid) + " -n " + command
+	case strings.HasPrefix(netns, "/"):
+		return "nsenter --net=" + Quote(netns) + " " + command
+	default:
+		return "ip netns exec " + Quote(netns) + " " + command
+	}
+}
+
 // Natkit is a command of natkit's about a namespace, "" for the one it is typed in.
 func Natkit(netns string, words ...string) string {
 	if netns != "" {

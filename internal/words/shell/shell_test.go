@@ -26,3 +26,14 @@ func TestNatkit(t *testing.T) {
 		}
 	}
 }
+
+func TestIn(t *testing.T) {
+	for want, netns := range map[string]string{
+		"nft list ruleset": "", "nsenter -t 12 -n nft list ruleset": "pid:12", "nsenter --net='/run/my net' nft list ruleset": "/run/my net",
+		`ip netns exec 'it'\''s' nft list ruleset`: "it's",
+	} {
+		if got := In(netns, "nft list ruleset"); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
