@@ -3,8 +3,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -123,5 +125,17 @@ func TestLogAndWho(t *testing.T) {
 	audit, err := os.ReadFile(filepath.Join(dir, store.AuditFile))
 	if lines := strings.Count(string(audit), "\n"); err != nil || lines != asked {
 		t.Errorf("%d look-ups in the audit file, want %d: %v", lines, asked, err)
+	}
+	if strings.Contains(string(audit), "login_uid") != (loginUID() != nil) {
+		t.Errorf("logged in as %v: %s", loginUID(), audit)
+	}
+	// A process can say once as whom its user logged in; a shell does so for the next look-up.
+	out, err := exec.Command("sh", "-c", `echo 65533 >/proc/self/loginuid || exit 99; exec "$0" who 198.51.100.1:5000 --at 1s --dir "$1"`, ktest.Natkit(t), dir).CombinedOutput()
+	if code := new(exec.ExitError); errors.As(err, &code) && code.ExitCode() == 99 {
+		t.Log("this kernel does not keep as whom a user logged in, or it is set already: ", string(out))
+		return
+	}
+	if audit, err = os.ReadFile(filepath.Join(dir, store.AuditFile)); err != nil || !strings.Contains(string(audit[bytes.LastIndexByte(bytes.TrimSpace(audit), '\n')+1:]), `"login_uid":65533`) {
+		t.Errorf("%v\n%s\n%s", err, audit, out)
 	}
 }

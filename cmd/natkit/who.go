@@ -3,8 +3,11 @@
 package main
 
 import (
+	"math"
 	"net/netip"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -55,7 +58,7 @@ shown: when, by which user, what was asked and how many were found.`,
 			return err
 		}
 		result := report.NewWho(q, answer)
-		audit := store.Audit{Time: time.Now().UTC(), UID: os.Getuid(), User: os.Getenv("SUDO_USER"), External: netip.AddrPortFrom(q.Address, q.Port).String(),
+		audit := store.Audit{Time: time.Now().UTC(), UID: os.Getuid(), LoginUID: loginUID(), User: os.Getenv("SUDO_USER"), External: netip.AddrPortFrom(q.Address, q.Port).String(),
 			Protocol: result.Protocol, Since: result.Since, Until: result.Until, Verdict: result.Verdict, Found: len(result.Found) + len(result.ByRule)}
 		if err := store.WriteAudit(logFolder(dir), audit); err != nil {
 			return err
@@ -72,6 +75,19 @@ shown: when, by which user, what was asked and how many were found.`,
 		return nil
 	}
 	return cmd
+}
+
+// loginUID is as whom the user logged in (Linux's /proc/self/loginuid), nil where nobody did.
+func loginUID() *uint32 {
+	text, err := os.ReadFile("/proc/self/loginuid")
+	if err != nil {
+		return nil
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
+	if uid := uint32(n); err == nil && uid != math.MaxUint32 {
+		return &uid
+	}
+	return nil
 }
 
 // whoQuestion reads what is asked.

@@ -17,7 +17,8 @@ const AuditFile = "who.audit"
 type Audit struct {
 	Time     time.Time `json:"time"`
 	UID      int       `json:"uid"`
-	User     string    `json:"user,omitempty"` // who became root by sudo
+	LoginUID *uint32   `json:"login_uid,omitempty"` // as whom they logged in, which su and sudo do not change; absent for services
+	User     string    `json:"user,omitempty"`      // who became root by sudo, as sudo has it
 	External string    `json:"external"`
 	Protocol string    `json:"protocol,omitempty"`
 	Since    time.Time `json:"since"`
