@@ -444,8 +444,8 @@ func (s *tester) judge(t *trial, l frameLoad, before, after activity) {
 		t.routerBusy = min(1, d.router.ran.Seconds()/seconds)
 		note(d.router.waited.Seconds()/seconds, maxForeign, "other programs had %.1f %% of the router's CPU")
 	}
-	if t.sent.frames == 0 {
-		t.noise = append(t.noise, "the generator had no time to send a frame")
+	if t.sent.frames == 0 || slices.Contains(t.sent.each, 0) {
+		t.noise = append(t.noise, "the generator had no time to send a frame on one of its CPUs")
 	}
 	slots := float64(t.sent.frames + t.sent.skipped)
 	skipped := ratio(float64(t.sent.skipped), slots)

@@ -136,7 +136,8 @@ func TestJudge(t *testing.T) {
 		"ksoftirqd":   {t: trial{sent: sendCount{frames: 1, ran: second * 9 / 10, waited: second / 10}}, after: activity{softirq: second / 10}},
 		"router":      {t: trial{sent: sendCount{frames: 1}}, after: activity{router: schedstat{ran: second / 2, waited: second / 4}}, want: "other programs had 25.0 % of the router's CPU"},
 		"slots":       {t: trial{sent: sendCount{frames: 99, skipped: 1}}, want: "the generator missed 1.0 % of its slots"},
-		"nothing ran": {want: "the generator had no time to send a frame"},
+		"nothing ran": {want: "the generator had no time to send a frame on one of its CPUs"},
+		"one of two":  {t: trial{sent: sendCount{frames: 9, each: []uint64{9, 0}}}, want: "the generator had no time to send a frame on one of its CPUs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.t.sent.elapsed = second
