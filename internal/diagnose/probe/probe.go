@@ -344,17 +344,29 @@ func (v *view) readNet(name string) (string, error) { return v.read(filepath.Joi
 
 // number reads a file that holds one number of 32 bits, such as a sysctl.
 func (v *view) number(path string) (uint64, error) {
+	fd, err := v.openNumber(path)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	return v.readNumber(fd, path)
+}
+
+// openNumber opens such a file; what it holds can be read again and again.
+func (v *view) openNumber(path string) (fd int, err error) {
 	// By hand: a sampler reads thousands of them.
 	name := filepath.Join(v.root, path)
-	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, &fs.PathError{Op: "open", Path: name, Err: err}
+	if fd, err = unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return -1, &fs.PathError{Op: "open", Path: name, Err: err}
 	}
+	return fd, nil
+}
+
+func (v *view) readNumber(fd int, path string) (uint64, error) {
 	var buf [64]byte // longer than any number
-	length, err := unix.Read(fd, buf[:])
-	unix.Close(fd)
+	length, err := unix.Pread(fd, buf[:], 0)
 	if err != nil {
-		return 0, &fs.PathError{Op: "read", Path: name, Err: err}
+		return 0, &fs.PathError{Op: "read", Path: filepath.Join(v.root, path), Err: err}
 	}
 	text := string(buf[:length])
 	n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 32)

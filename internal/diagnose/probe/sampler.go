@@ -92,6 +92,10 @@ const (
 	// with them.
 	engineShare = 400
 
+	// socketsEvery is in how many rounds the sockets that get events are read once, of namespaces that nothing is wrong in
+	// and that had none: to list those of one the kernel goes through those of all.
+	socketsEvery = 3 * stackEvery
+
 	// nameAgain is after how many rounds it is asked again whose a namespace is of which nothing told: it may have been
 	// made before the processes of its pod.
 	nameAgain = 3
@@ -110,6 +114,7 @@ type sampled struct {
 	namedAt  int    // the round in which it was asked last whose it is
 	round    int    // in which it was seen last
 	at       time.Time
+	entries  *openNumber // the table's entries
 	count    uint64
 	known    bool // count and stats
 	max      uint64
@@ -118,6 +123,7 @@ type sampled struct {
 	counters map[string]uint64
 	stackAt  time.Time
 	lost     map[uint64]uint64 // events, by the socket's inode
+	lostAt   int               // the round in which they were read
 	changes  *changeListener
 	arp      *framesTap        // ARP with a tag, or with an own address; nil where changes is
 	walked   time.Time         // when its unconfirmed connections were counted
@@ -128,6 +134,7 @@ type sampled struct {
 
 // close ends what is open of the namespace.
 func (n *sampled) close() {
+	n.entries.close()
 	n.changes.close()
 	if n.arp != nil {
 		n.arp.close()
@@ -309,8 +316,13 @@ func (p *Sampler) samples(near func(inode uint64) bool, unconfirmed map[uint64]c
 			n.name(v, place)
 			n.namedAt = p.rounds
 		}
-		stack := n.stackAt.IsZero() || near != nil && near(place.Inode) || (p.rounds+i)%stackEvery == 0
-		out = append(out, n.sample(v, stack))
+		closely := n.stackAt.IsZero() || near != nil && near(place.Inode)
+		stack := closely || (p.rounds+i)%stackEvery == 0
+		sockets := stack && (closely || len(n.lost) > 0 || p.rounds-n.lostAt >= socketsEvery)
+		if sockets {
+			n.lostAt = p.rounds
+		}
+		out = append(out, n.sample(v, stack, sockets))
 		if walks[place.Inode] {
 			if found, ok := p.walks.walk(n); ok {
 				unconfirmed[place.Inode] = found
@@ -343,7 +355,10 @@ func (n *sampled) unnamed() bool { return !n.netns.Init && n.netns.Container == 
 
 // name says whose the namespace is.
 func (n *sampled) name(v *view, place netns.Place) {
-	n.netns = snapshot.Netns{Name: place.Ref, Inode: place.Inode, Init: v.initialNetns()}
+	if n.namedAt == 0 {
+		n.netns.Init = v.initialNetns()
+	}
+	n.netns = snapshot.Netns{Name: place.Ref, Inode: place.Inode, Init: n.netns.Init}
 	if !n.netns.Init {
 		owner := OwnerOf(place.Processes)
 		n.netns.Container, n.netns.PodUID = owner.Name, owner.PodUID
@@ -354,24 +369,55 @@ func (n *sampled) name(v *view, place netns.Place) {
 }
 
 // sample reads what is cheap of the namespace that the thread is in.
-func (n *sampled) sample(v *view, stack bool) *snapshot.Snapshot {
+func (n *sampled) sample(v *view, stack, sockets bool) *snapshot.Snapshot {
 	now := time.Now()
 	s := &snapshot.Snapshot{TakenAt: now.UTC().Truncate(time.Millisecond), Netns: n.netns}
 	if !n.at.IsZero() {
 		s.WindowSeconds = now.Sub(n.at).Seconds()
 	}
 	n.at = now
-	if count, err := v.number(conntrackSysctls + "count"); err == nil {
+	if count, err := n.readEntries(v); err == nil {
 		n.sampleConntrack(v, s, count, stack)
 	} else {
 		n.known = false
 	}
 	if stack {
 		n.sampleStack(v, s, now)
+	}
+	if sockets {
 		n.sampleEventSockets(v, s)
 	}
 	n.sampleARP(s)
 	return s
+}
+
+// openNumber is a file that holds a number and stays open.
+type openNumber struct{ fd int }
+
+func (o *openNumber) close() {
+	if o != nil {
+		unix.Close(o.fd)
+	}
+}
+
+// readEntries reads how many entries the table has. The file stays open, which holds nothing of the namespace, for to
+// find it takes the kernel longer than the rest of a sample where there are many namespaces. When the namespace or
+// the module is gone it can't be read any more.
+func (n *sampled) readEntries(v *view) (uint64, error) {
+	const path = conntrackSysctls + "count"
+	if n.entries != nil {
+		if count, err := v.readNumber(n.entries.fd, path); err == nil {
+			return count, nil
+		}
+		n.entries.close()
+		n.entries = nil
+	}
+	fd, err := v.openNumber(path)
+	if err != nil {
+		return 0, err
+	}
+	n.entries = &openNumber{fd}
+	return v.readNumber(fd, path)
 }
 
 // sampleEngines counts what the eBPF engine did with packets, where it is up.

@@ -437,3 +437,41 @@ func TestLiveTracerStays(t *testing.T) {
 		t.Errorf("the tracer was not replaced: %v", p.shared.drops.err)
 	}
 }
+
+// The file of a table's number of entries stays open: it has today's number, it keeps no namespace alive, and after the
+// namespace's end it says nothing.
+func TestEntriesStayOpen(t *testing.T) {
+	ktest.Root(t)
+	h, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, v := &sampled{}, newView("")
+	defer func() { n.entries.close() }()
+	read := func() (count uint64) {
+		t.Helper()
+		in(t, h, func() (err error) { count, err = n.readEntries(v); return err })
+		return count
+	}
+	if got := read(); got != 0 {
+		t.Errorf("%d entries in a new namespace", got)
+	}
+	fd := n.entries.fd
+	in(t, h, func() error {
+		for _, entry := range []string{"udp", "tcp --state SYN_SENT"} {
+			args := "-I -p " + entry + " -t 60 -s 10.0.0.1 -d 10.0.0.2 --sport 1 --dport 2"
+			if out, err := exec.Command(ktest.Tool(t, "conntrack"), strings.Fields(args)...).CombinedOutput(); err != nil {
+				return fmt.Errorf("conntrack %s: %w %s", args, err, out)
+			}
+		}
+		return nil
+	})
+	if got := read(); got != 2 || n.entries.fd != fd {
+		t.Errorf("%d entries of 2, file %d, then %d", got, fd, n.entries.fd)
+	}
+	h.Close()
+	ktest.Wait(t, 30*time.Second, "the end of the namespace", func() bool {
+		_, err := v.readNumber(fd, conntrackSysctls+"count")
+		return errors.Is(err, unix.ENOENT)
+	})
+}
