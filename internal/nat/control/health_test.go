@@ -143,6 +143,33 @@ func TestHalf(t *testing.T) {
 	}
 }
 
+// What apply refuses, its dry run refuses: where an up or a down was killed, no plan is made.
+func TestPlanApplyHalf(t *testing.T) {
+	for _, engine := range []Engine{EngineEBPF, EngineNFT} {
+		t.Run(string(engine), func(t *testing.T) {
+			b := newTestbed(t)
+			o := b.options()
+			o.Engine = engine
+			b.up(baseRules, o)
+			rec, err := readRecord(b.gateway.Inode())
+			if err != nil {
+				t.Fatal(err)
+			}
+			rec.Whole = false
+			if err := rec.write(b.gateway.Inode()); err != nil {
+				t.Fatal(err)
+			}
+			o.Engine = ""
+			if _, err := Apply(t.Context(), b.parse(baseRules), baseRules, o); !errors.Is(err, errHalf) {
+				t.Errorf("apply: %v", err)
+			}
+			if p, err := PlanApply(b.parse(baseRules), baseRules, o); !errors.Is(err, errHalf) {
+				t.Errorf("dry run: %+v, %v", p, err)
+			}
+		})
+	}
+}
+
 // Prometheus' own check has nothing to say about the metrics of either engine.
 func TestPromtool(t *testing.T) {
 	promtool := ktest.Tool(t, "promtool")

@@ -79,6 +79,9 @@ func MakePlan(file *rulefile.File, text string, o Options) (*Plan, error) {
 func PlanApply(file *rulefile.File, text string, o Options) (_ *Plan, err error) {
 	inode := o.Namespace.Inode()
 	rec, err := ofEngine(recordOf(o.Namespace))
+	if err == nil && !rec.Whole {
+		err = rec.half(o.Namespace)
+	}
 	if err != nil {
 		return nil, err
 	}
