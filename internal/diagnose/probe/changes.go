@@ -136,27 +136,54 @@ func (l *changeListener) listen(family int, groups []uint, filter []unix.SockFil
 	}
 	f := os.NewFile(uintptr(fd), "netlink")
 	l.sockets = append(l.sockets, f)
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("listen for changes: %w", err)
+	}
 	go func() {
-		buf := make([]byte, 32<<10)
 		for {
-			n, err := f.Read(buf)
-			switch {
-			case errors.Is(err, unix.ENOBUFS):
-				l.add("more changes than natkit could follow")
-				continue
-			case err != nil: // closed
+			var failed error
+			if err := raw.Read(func(fd uintptr) (done bool) {
+				done, failed = readChanges(int(fd), message)
+				return done
+			}); err != nil { // closed
 				return
 			}
-			messages, err := syscall.ParseNetlinkMessage(buf[:n])
-			if err != nil {
-				continue
-			}
-			for _, m := range messages {
-				message(m)
+			switch {
+			case errors.Is(failed, unix.ENOBUFS):
+				l.add("more changes than natkit could follow")
+			case failed != nil:
+				return
 			}
 		}
 	}()
 	return nil
+}
+
+// changeBuffers are for messages that are there: hundreds of listeners wait, few read.
+var changeBuffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+
+// readChanges reads what a listener's socket has; done is false if that is nothing.
+func readChanges(fd int, message func(syscall.NetlinkMessage)) (done bool, err error) {
+	buf := changeBuffers.Get().(*[32 << 10]byte)
+	defer changeBuffers.Put(buf)
+	n, err := unix.Read(fd, buf[:])
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return false, nil
+	case errors.Is(err, unix.EINTR):
+		return true, nil
+	case err != nil:
+		return true, err
+	}
+	messages, err := syscall.ParseNetlinkMessage(buf[:n])
+	if err != nil {
+		return true, nil
+	}
+	for _, m := range messages {
+		message(m)
+	}
+	return true, nil
 }
 
 func (l *changeListener) close() {
