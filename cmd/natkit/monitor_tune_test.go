@@ -35,6 +35,9 @@ func alone(t *testing.T) bool {
 	if os.Getenv(program) == "" {
 		ktest.Root(t)
 		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+		if testing.Short() {
+			cmd.Args = append(cmd.Args, "-test.short")
+		}
 		if at, ok := t.Deadline(); ok {
 			cmd.Args = append(cmd.Args, "-test.timeout="+time.Until(at).String())
 		}
@@ -56,6 +59,9 @@ func alone(t *testing.T) bool {
 			t.Fatalf("mount %s: %v", m.at, err)
 		}
 	}
+	if out, err := exec.Command(ktest.Tool(t, "ip"), "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	return true
 }
 
@@ -63,7 +69,7 @@ func alone(t *testing.T) bool {
 func fragmentRoute(t *testing.T, seconds, room int) *netns.Handle {
 	t.Helper()
 	for _, args := range []string{
-		"link set lo up", "netns add rx", "netns add tx", "link add v0 netns rx type veth peer name v0 netns tx",
+		"netns add rx", "netns add tx", "link add v0 netns rx type veth peer name v0 netns tx",
 		"-n rx addr add 10.9.0.1/24 dev v0", "-n tx addr add 10.9.0.2/24 dev v0", "-n rx link set v0 up", "-n tx link set v0 up",
 	} {
 		if out, err := exec.Command(ktest.Tool(t, "ip"), strings.Fields(args)...).CombinedOutput(); err != nil {
