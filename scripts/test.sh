@@ -60,7 +60,7 @@ fi
 # Under the race detector, and for long, tests work more than they wait. Coverage would cost the
 # detector's time again.
 beside=2
-case "$long $* " in *' -race '* | 1*) ;; *) beside=4 args+=(-cover) ;; esac
+case "$long $* " in *' -race '* | 1*) ;; *) beside=3 args+=(-cover) ;; esac
 
 # present lists what is in natkit's folders. Of BPF folders an empty one is something, too.
 # On a new machine most of the folders are missing.

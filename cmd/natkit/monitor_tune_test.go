@@ -35,8 +35,10 @@ func alone(t *testing.T) bool {
 	if os.Getenv(program) == "" {
 		ktest.Root(t)
 		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
-		if testing.Short() {
-			cmd.Args = append(cmd.Args, "-test.short")
+		for _, arg := range os.Args[1:] {
+			if strings.HasPrefix(arg, "-test.short") {
+				cmd.Args = append(cmd.Args, arg)
+			}
 		}
 		if at, ok := t.Deadline(); ok {
 			cmd.Args = append(cmd.Args, "-test.timeout="+time.Until(at).String())
