@@ -137,7 +137,7 @@ It needs root. For systemd it is a service of Type=notify with a watchdog.`,
 		if err := checkListen("metrics", metrics); err != nil {
 			return err
 		}
-		o := monitor.Options{Interval: interval, Engine: control.ReadFacts, Packets: control.ReadPackets, Log: collect.FactsFrom(logFolder("")), ARPProbes: monitor.ARPProbes(arp), Tune: monitor.Tuning(tuning), TunePlace: tunePlace(), HistoryDir: historyFolder(dir), Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
+		o := monitor.Options{Interval: interval, Engine: control.ReadFacts, EngineSample: control.SampleEngine, Log: collect.FactsFrom(logFolder("")), ARPProbes: monitor.ARPProbes(arp), Tune: monitor.Tuning(tuning), TunePlace: tunePlace(), HistoryDir: historyFolder(dir), Build: map[string]string{"version": version(), "goversion": runtime.Version()}}
 		if o.Kubernetes, err = cluster.reporter(cmd); err != nil {
 			return err
 		}

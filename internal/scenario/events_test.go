@@ -358,7 +358,7 @@ func runMonitor(told string) error {
 	var reporting sync.WaitGroup
 	reporting.Go(func() { reporter.Run(ctx) })
 	lines := json.NewEncoder(os.Stdout)
-	err = monitor.Run(ctx, monitor.Options{Interval: o.Interval, ARPProbes: o.ARPProbes, History: store, Engine: control.ReadFacts, Packets: control.ReadPackets, Kubernetes: reporter,
+	err = monitor.Run(ctx, monitor.Options{Interval: o.Interval, ARPProbes: o.ARPProbes, History: store, Engine: control.ReadFacts, EngineSample: control.SampleEngine, Kubernetes: reporter,
 		Say: func(l monitor.Line) { _ = lines.Encode(l) }})
 	stop()
 	reporting.Wait()

@@ -74,6 +74,8 @@ const (
 	fillSymptom = 0.4
 	// growthSymptom is by how much of its limit a table must grow in one window.
 	growthSymptom = 0.02
+	// levelSymptom is how much of a table, of an address's ports or of a pool's blocks the engine must have in use.
+	levelSymptom = 0.7
 	// portsSymptom is which part of the ports that a source has to choose from all entries
 	// together must be, before one destination may have taken nearly all of them.
 	portsSymptom = 0.8
@@ -118,7 +120,7 @@ const examinationCost = 20 * time.Millisecond
 
 func newAttention() *attention {
 	return &attention{
-		quiet:  budget{rate: 0.003, most: time.Second, left: time.Second},
+		quiet:  budget{rate: 0.003, most: time.Second, left: time.Second / 4},
 		alert:  budget{rate: 0.03, most: 5 * time.Second, left: 5 * time.Second},
 		spaces: map[uint64]*watched{},
 	}
@@ -197,6 +199,7 @@ func symptomsOf(s *snapshot.Snapshot, ports uint64) symptoms {
 				out["engine."+name] = magnitude(n)
 			}
 		}
+		out.levels(s.Engine)
 	}
 	for _, name := range []string{"TcpExt.ListenOverflows", "TcpExt.TCPBacklogDrop", "TcpExt.IPReversePathFilter", "Ip.InAddrErrors", "Ip.OutNoRoutes", "Ip.FragFails", "Ip.ReasmFails", "Udp.RcvbufErrors"} {
 		if n := s.Counters[name]; n > 0 {
@@ -211,6 +214,24 @@ func symptomsOf(s *snapshot.Snapshot, ports uint64) symptoms {
 		out["events"] = magnitude(lost)
 	}
 	return out
+}
+
+// levels adds what the engine has little left of, before it refuses anything.
+func (out symptoms) levels(e *snapshot.Engine) {
+	level := func(name string, used, all uint64) {
+		if all > 0 && float64(used) >= levelSymptom*float64(all) {
+			name = "engine level." + name
+			out[name] = max(out[name], int(used*fillSteps/all))
+		}
+	}
+	level("sessions", e.Sessions, e.SessionsMax)
+	level("mappings", e.Mappings, e.MappingsMax)
+	for _, a := range e.Addresses {
+		level("ports", a.Given-min(a.Given, a.FreeTCP, a.FreeUDP, a.FreeICMP), a.Given)
+	}
+	for _, p := range e.Pools {
+		level("blocks", p.BlocksUsed, p.BlocksUsed+p.BlocksFree)
+	}
 }
 
 // drops adds what was dropped, and the frames that nobody here takes: for another hardware address or VLAN.

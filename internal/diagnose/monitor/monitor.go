@@ -34,14 +34,14 @@ import (
 
 // Options say how to watch, and whom to tell.
 type Options struct {
-	Interval time.Duration
-	History  *history.Writer // nil: nothing is stored
-	Metrics  net.Listener    // nil: none. Closed at the end
-	Build    map[string]string
-	Engine   probe.EngineReader
-	Packets  probe.PacketReader
-	Log      probe.LogReader
-	Say      func(Line) // what an administrator wants to read in the journal
+	Interval     time.Duration
+	History      *history.Writer // nil: nothing is stored
+	Metrics      net.Listener    // nil: none. Closed at the end
+	Build        map[string]string
+	Engine       probe.EngineReader
+	EngineSample probe.EngineSampler
+	Log          probe.LogReader
+	Say          func(Line) // what an administrator wants to read in the journal
 	// Kubernetes is told of the findings; nil: nobody is. The caller runs it.
 	Kubernetes *kubernetes.Reporter
 
@@ -86,7 +86,7 @@ func Run(ctx context.Context, o Options) error {
 	if within := service.Watchdog(); within > 0 && within < 2*o.Interval {
 		return fmt.Errorf("systemd expects a sign of life within %v, which an interval of %v does not give: raise WatchdogSec", within, o.Interval)
 	}
-	sampler, err := probe.OpenSampler(probe.Options{Engine: o.Engine, Packets: o.Packets, Log: o.Log, Quiet: true})
+	sampler, err := probe.OpenSampler(probe.Options{Engine: o.Engine, EngineSample: o.EngineSample, Log: o.Log, Quiet: true})
 	if err != nil {
 		return err
 	}

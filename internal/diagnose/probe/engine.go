@@ -12,8 +12,9 @@ import (
 // what they were refused since before, the reading at the start of the window; nil: none.
 type EngineReader func(ns *netns.Handle, before *snapshot.Engine, whole bool) (*snapshot.Engine, error)
 
-// PacketReader reads the totals of the eBPF engine's packets in a namespace, nil where it is not up.
-type PacketReader func(ns *netns.Handle) (map[string]uint64, error)
+// EngineSampler reads what a Sampler looks at of the eBPF engine in a namespace, nil where it is not up: the totals of its
+// packets, and how full its tables, its addresses and the port blocks of its pools are.
+type EngineSampler func(ns *netns.Handle) (*snapshot.Engine, error)
 
 // engine reads the counters of natkit's own engine before the window, and all of it after.
 func engine(opts Options) source {

@@ -57,8 +57,8 @@ type Options struct {
 	// Engine, if not nil, reads what natkit itself has up in a namespace: control.ReadFacts,
 	// which is above this package.
 	Engine EngineReader
-	// Packets, if not nil, reads what a Sampler looks at of the engine in each round: control.ReadPackets.
-	Packets PacketReader
+	// EngineSample, if not nil, reads what a Sampler looks at of the engine in each round: control.SampleEngine.
+	EngineSample EngineSampler
 	// Log, if not nil, reads how the log of translations is kept: collect.FactsFrom.
 	Log LogReader
 

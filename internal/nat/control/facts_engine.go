@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 )
@@ -33,9 +34,9 @@ func ReadFacts(ns *netns.Handle, before *snapshot.Engine, whole bool) (*snapshot
 	return facts, err
 }
 
-// ReadPackets reads the counters of engine ebpf alone, nil where it is not up: a probe.PacketReader. The rest of its facts takes
-// some fifty times as long.
-func ReadPackets(ns *netns.Handle) (map[string]uint64, error) {
+// SampleEngine reads the counters of engine ebpf and how full it is, nil where it is not up: a probe.EngineSampler. The rest of
+// its facts takes many times as long.
+func SampleEngine(ns *netns.Handle) (*snapshot.Engine, error) {
 	rec, err := recordOf(ns)
 	if errors.Is(err, ErrDown) || err == nil && (rec.Engine != EngineEBPF || !rec.Whole) {
 		return nil, nil
@@ -47,8 +48,47 @@ func ReadPackets(ns *netns.Handle) (map[string]uint64, error) {
 	if err != nil {
 		return nil, err
 	}
+	out, err := sampleOf(e, rec)
+	return out, errors.Join(err, e.Close())
+}
+
+// sampleOf looks at no session and no subscriber, for there may be millions.
+func sampleOf(e *datapath.Engine, rec *record) (*snapshot.Engine, error) {
 	packets, err := e.Packets()
-	return packets, errors.Join(err, e.Close())
+	if err != nil {
+		return nil, err
+	}
+	addresses, err := readPorts(e, rec)
+	if err != nil {
+		return nil, err
+	}
+	size := e.Size()
+	out := &snapshot.Engine{Kind: string(EngineEBPF), Packets: packets, SessionsMax: uint64(size.Sessions), MappingsMax: uint64(size.Mappings)}
+	out.Sessions, out.Mappings = datapath.InUse(packets)
+	for _, a := range addresses {
+		if a.Ports > 0 && !a.Leaving {
+			out.Addresses = append(out.Addresses, addressFact(a))
+		}
+	}
+	pools := map[uint8]int{}
+	for i := range rec.Addresses {
+		a := &rec.Addresses[i]
+		if a.Blocks.IsZero() || a.Leaving {
+			continue
+		}
+		use, err := e.BlockUse(a)
+		if err != nil {
+			return nil, err
+		}
+		at, is := pools[a.Pool]
+		if !is {
+			at, pools[a.Pool] = len(out.Pools), len(out.Pools)
+			out.Pools = append(out.Pools, snapshot.EnginePool{Name: a.Addr.String()})
+		}
+		out.Pools[at].BlocksUsed += uint64(use.Used)
+		out.Pools[at].BlocksFree += uint64(use.Free)
+	}
+	return out, nil
 }
 
 // engineFacts are what engines have in common. The status has no file where the engine is half
@@ -181,16 +221,21 @@ func addressFacts(s *Status) (out []snapshot.EngineAddress) {
 		if a.Ports == 0 || a.Leaving {
 			continue
 		}
-		out = append(out, snapshot.EngineAddress{
-			Addr: a.Address, Ports: snapshot.PortRange{Min: a.FirstPort, Max: a.LastPort}, Given: uint64(a.Ports),
-			FreeTCP: uint64(a.FreeTCP), FreeUDP: uint64(a.FreeUDP), FreeICMP: uint64(a.FreeICMP),
-			Line: s.portsLine(a),
-		})
+		fact := addressFact(a)
+		fact.Line = s.portsLine(a)
+		out = append(out, fact)
 	}
 	slices.SortStableFunc(out, func(a, b snapshot.EngineAddress) int {
 		return cmp.Compare(min(a.FreeTCP, a.FreeUDP, a.FreeICMP), min(b.FreeTCP, b.FreeUDP, b.FreeICMP))
 	})
 	return out[:min(len(out), snapshot.TopN)]
+}
+
+func addressFact(a AddressStatus) snapshot.EngineAddress {
+	return snapshot.EngineAddress{
+		Addr: a.Address, Ports: snapshot.PortRange{Min: a.FirstPort, Max: a.LastPort}, Given: uint64(a.Ports),
+		FreeTCP: uint64(a.FreeTCP), FreeUDP: uint64(a.FreeUDP), FreeICMP: uint64(a.FreeICMP),
+	}
 }
 
 func (acceleration) facts(ns *netns.Handle, _ *snapshot.Engine, _ bool) (*snapshot.Engine, error) {

@@ -160,7 +160,16 @@ func (s *Status) problem(format string, args ...any) {
 
 // readAddresses reads what the external addresses have left. One that is just being
 // added, or forgotten, is left out.
-func readAddresses(e *datapath.Engine, rec *record) (all []AddressStatus, err error) {
+func readAddresses(e *datapath.Engine, rec *record) ([]AddressStatus, error) {
+	all, err := readPorts(e, rec)
+	if err != nil {
+		return nil, err
+	}
+	return all, remaining(e, all)
+}
+
+// readPorts reads all that is known of external addresses without a look at sessions.
+func readPorts(e *datapath.Engine, rec *record) (all []AddressStatus, err error) {
 	for _, a := range rec.Addresses {
 		out := AddressStatus{
 			Address: a.Addr, FirstPort: a.Ports[0], LastPort: a.Ports[1],
@@ -179,7 +188,7 @@ func readAddresses(e *datapath.Engine, rec *record) (all []AddressStatus, err er
 		}
 		all = append(all, out)
 	}
-	return all, remaining(e, all)
+	return all, nil
 }
 
 // remaining counts the sessions of addresses that get no new ones.

@@ -137,6 +137,16 @@ func TestSubscribers(t *testing.T) {
 	if p := facts.Pools[0]; p.Refused["port-limit"] != 9 || fmt.Sprint(p.Lines) != "map[at_most:9 extra:9 size:9]" || p.Taken != 171 {
 		t.Errorf("pool %+v", p)
 	}
+	sample, err := SampleEngine(b.gateway)
+	if err != nil || len(sample.Pools) != 1 || len(sample.Addresses) != 2 {
+		t.Fatalf("sample %+v, %v", sample, err)
+	}
+	if p := sample.Pools[0]; p.BlocksUsed != 4 || p.BlocksFree != 92 || sample.Sessions != facts.Sessions || sample.SessionsMax != facts.SessionsMax || sample.MappingsMax != facts.MappingsMax {
+		t.Errorf("sample %+v, facts %+v", sample, facts)
+	}
+	if a, of := sample.Addresses[0], sample.Addresses[1]; a.Given != 3072 || a.FreeUDP+of.FreeUDP != 2*3072-171 {
+		t.Errorf("sample's addresses %+v", sample.Addresses)
+	}
 	if i := len(facts.Classes); i != 2 || facts.Classes[0].Name != "business" || facts.Classes[0].Lines["ports"] != 16 || facts.Classes[1].Lines["sessions"] != 13 {
 		t.Errorf("classes %+v", facts.Classes)
 	}

@@ -211,8 +211,8 @@ func (e *Engine) Stats() (*rulefile.Stats, error) {
 		s.GCExamined += c.GcExamined
 		s.EventsLost += c.EventsLost
 	}
-	s.Sessions = int(s.Reasons["created"] - s.Reasons["expired"])
-	s.Mappings = int(s.Reasons["mapped"] - s.Reasons["unmapped"])
+	sessions, mappings := InUse(packets)
+	s.Sessions, s.Mappings = int(sessions), int(mappings)
 	var control abiNatControl
 	if err := e.m.Control.Lookup(uint32(0), &control); err != nil {
 		return nil, fmt.Errorf("read the time of the last garbage collection: %w", err)
@@ -228,6 +228,13 @@ func (e *Engine) Stats() (*rulefile.Stats, error) {
 func (e *Engine) Packets() (map[string]uint64, error) {
 	_, packets, err := e.counters()
 	return packets, err
+}
+
+// InUse says how many sessions and mappings there are by the counters of packets. Those of an end may be read before those
+// of its beginning.
+func InUse(packets map[string]uint64) (sessions, mappings uint64) {
+	since := func(began, ended string) uint64 { return packets[began] - min(packets[began], packets[ended]) }
+	return since("created", "expired"), since("mapped", "unmapped")
 }
 
 // counters reads those of each CPU, and those of packets summed over all.
