@@ -26,6 +26,7 @@ for i in $(seq "$namespaces"); do
     ip -n "n$i" addr add 10.0.0.1/24 dev pod0
     ip -n "n$i" link set pod0 up
     ip -n "n$i" link set pod1 up
+    ip netns exec "n$i" sysctl -qw net.ipv4.ip_forward=1
     ip netns exec "n$i" nft 'table ip nat { chain post { type nat hook postrouting priority 100; oifname "eth9" masquerade; }; }'
 done
 # shellcheck disable=SC2016 # the inner shell expands it

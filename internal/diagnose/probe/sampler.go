@@ -88,8 +88,8 @@ const (
 	// nothing is wrong in. The tracer sees what they lose.
 	stackEvery = 12
 
-	// engineShare bounds how much of a processor's time reading the counters of an engine takes: a large rule file is read
-	// with them.
+	// engineShare bounds how much of a processor's time reading samples of an engine takes: a large rule file is read with
+	// them, and the ports of each of its addresses.
 	engineShare = 400
 
 	// socketsEvery is in how many rounds the sockets that get events are read once, of namespaces that nothing is wrong in
@@ -125,8 +125,8 @@ type sampled struct {
 	lost     map[uint64]uint64 // events, by the socket's inode
 	lostAt   int               // the round in which they were read
 	changes  *changeListener
-	arp      *framesTap        // ARP with a tag, or with an own address; nil where changes is
-	walked   time.Time         // when its unconfirmed connections were counted
+	arp      *framesTap // ARP with a tag, or with an own address; nil where changes is
+	walked   walked
 	engine   bool              // a look has shown that the eBPF engine is up
 	packets  map[string]uint64 // of the engine; nil: not read yet
 	rested   time.Time         // when they are read again
@@ -322,9 +322,10 @@ func (p *Sampler) samples(near func(inode uint64) bool, unconfirmed map[uint64]c
 		if sockets {
 			n.lostAt = p.rounds
 		}
-		out = append(out, n.sample(v, stack, sockets))
+		s := n.sample(v, stack, sockets)
+		out = append(out, s)
 		if walks[place.Inode] {
-			if found, ok := p.walks.walk(n); ok {
+			if found, err := p.walks.walk(n, s); err == nil {
 				unconfirmed[place.Inode] = found
 			}
 		}
@@ -420,9 +421,9 @@ func (n *sampled) readEntries(v *view) (uint64, error) {
 	return v.readNumber(fd, path)
 }
 
-// sampleEngines counts what the eBPF engine did with packets, where it is up.
+// sampleEngines counts what the eBPF engine did with packets, where it is up, and reads how full it is.
 func (p *Sampler) sampleEngines(samples []*snapshot.Snapshot) {
-	if p.opts.Packets == nil {
+	if p.opts.EngineSample == nil {
 		return
 	}
 	for _, s := range samples {
@@ -438,16 +439,17 @@ func (p *Sampler) sampleEngines(samples []*snapshot.Snapshot) {
 			continue
 		}
 		began := processTime()
-		n.packets, err = p.opts.Packets(h)
+		e, err := p.opts.EngineSample(h)
 		h.Close()
 		n.rested = time.Now().Add(engineShare * (processTime() - began))
-		if err != nil || before == nil {
+		if err != nil || e == nil {
 			continue
 		}
-		s.Engine = &snapshot.Engine{Kind: snapshot.EngineEBPF, Packets: map[string]uint64{}}
+		n.packets, s.Engine = e.Packets, e
+		e.Packets = map[string]uint64{}
 		for name, total := range n.packets {
-			if more := increase(before[name], total); more > 0 {
-				s.Engine.Packets[name] = more
+			if more := increase(before[name], total); more > 0 && before != nil {
+				e.Packets[name] = more
 			}
 		}
 	}

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/kernel/observe"
 	"natkit/internal/snapshot"
@@ -474,4 +475,47 @@ func TestEntriesStayOpen(t *testing.T) {
 		_, err := v.readNumber(fd, conntrackSysctls+"count")
 		return errors.Is(err, unix.ENOENT)
 	})
+}
+
+// Connections are not counted again where nothing has come since: neither a packet nor an entry, from a whole sample before
+// the last walk on.
+func TestNoWalkWhereNothingCame(t *testing.T) {
+	ktest.Root(t)
+	h, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	noon, earlier := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC), conntrack.Unconfirmed{Entries: 9, Most: 9}
+	for _, test := range []struct {
+		about  string
+		window snapshot.Snapshot // before the first walk
+		since  func(n *sampled)
+		again  bool
+	}{
+		{"nothing came", idleWindow(0, 0), func(*sampled) {}, false},
+		{"a packet came", idleWindow(0, 0), func(n *sampled) { n.counters = map[string]uint64{received: 8} }, true},
+		{"an entry came", idleWindow(0, 0), func(n *sampled) { n.count++ }, true},
+		{"packets were not counted", idleWindow(0, 0), func(n *sampled) { n.at = n.at.Add(time.Second) }, true},
+		{"a packet came just before the first walk", idleWindow(1, 0), func(*sampled) {}, true},
+		{"an entry came just before the first walk", idleWindow(0, 1), func(*sampled) {}, true},
+		{"the first walk was in the first sample", snapshot.Snapshot{}, func(*sampled) {}, true},
+	} {
+		w, n := &walks{}, &sampled{at: noon, stackAt: noon, count: 5, counters: map[string]uint64{received: 7}}
+		in(t, h, func() error {
+			_, err := w.walk(n, &test.window)
+			n.walked.found = earlier
+			test.since(n)
+			found, errAgain := w.walk(n, &snapshot.Snapshot{})
+			if again := found != earlier; again != test.again {
+				t.Errorf("%s: counted again %v", test.about, again)
+			}
+			return errors.Join(err, errAgain)
+		})
+	}
+}
+
+// idleWindow is a sample in which so many packets and entries have come.
+func idleWindow(packets, entries uint64) snapshot.Snapshot {
+	return snapshot.Snapshot{Counters: map[string]uint64{received: packets}, Conntrack: &snapshot.Conntrack{CountStart: 5 - entries, Count: 5}}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/kernel/conntrack"
+	"natkit/internal/snapshot"
 )
 
 // This file counts connections that clients do not confirm, for a Sampler. Nothing else shows them before the table is read:
@@ -37,7 +38,7 @@ func (w *walks) choose(seen map[uint64]*sampled, near func(inode uint64) bool, p
 			all = append(all, inode)
 		}
 	}
-	slices.SortFunc(all, func(a, b uint64) int { return cmp.Or(seen[a].walked.Compare(seen[b].walked), cmp.Compare(a, b)) })
+	slices.SortFunc(all, func(a, b uint64) int { return cmp.Or(seen[a].walked.at.Compare(seen[b].walked.at), cmp.Compare(a, b)) })
 	out := map[uint64]bool{}
 	for left := w.left; len(all) > 0 && left > 0; all = all[1:] {
 		out[all[0]] = true
@@ -46,16 +47,42 @@ func (w *walks) choose(seen map[uint64]*sampled, near func(inode uint64) bool, p
 	return out
 }
 
-// walk counts in the namespace that the thread is in; ok is false where it can't.
-func (w *walks) walk(n *sampled) (found conntrack.Unconfirmed, ok bool) {
+// walked is what the last walk through the hash has shown of a namespace.
+type walked struct {
+	at       time.Time
+	found    conntrack.Unconfirmed
+	entries  uint64 // of the table, then
+	received uint64 // packets, until then
+	settled  bool   // nothing had come for a whole sample: connections were not too young to be counted
+}
+
+// still says whether nothing has come since: no connection was opened, and none was confirmed.
+func (w *walked) still(n *sampled) bool {
+	return w.settled && n.stackAt.Equal(n.at) && n.counters[received] == w.received && n.count == w.entries
+}
+
+// received counts packets that IPv4 received, for this machine or another. Of those that a bridge filters the entries show
+// connections.
+const received = "Ip.InReceives"
+
+// walk counts in the namespace that the thread is in, of which s is the sample, unless nothing can have changed.
+func (w *walks) walk(n *sampled, s *snapshot.Snapshot) (conntrack.Unconfirmed, error) {
+	if n.walked.still(n) {
+		n.walked.at = time.Now()
+		return n.walked.found, nil
+	}
 	began := threadTime()
 	ctx, cancel := context.WithTimeout(context.Background(), mostWalk)
 	defer cancel()
 	found, err := conntrack.CountUnconfirmed(ctx)
-	n.walked = time.Now()
+	n.walked = walked{at: time.Now()}
+	if err == nil {
+		settled := s.Counters != nil && s.Counters[received] == 0 && s.Conntrack != nil && s.Conntrack.Count == s.Conntrack.CountStart
+		n.walked.found, n.walked.entries, n.walked.received, n.walked.settled = found, n.count, n.counters[received], settled
+	}
 	w.cost = threadTime() - began
 	w.left -= w.cost
-	return found, err == nil
+	return found, err
 }
 
 // threadTime is the processor time that the calling thread has taken.
