@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
@@ -336,6 +338,26 @@ func TemporaryAccel(p *AccelPlan, ns *netns.Handle) (a *datapath.Accelerator, of
 		return nil, nil, errors.Join(err, off())
 	}
 	return a, off, nil
+}
+
+// exceptConnections has connection tracking not check the windows of connections that it did not
+// follow while they were accelerated, where somebody has made it strict since: it would, as soon
+// as it sees all of their packets again. Of what this puts back, Change.unmake does so.
+func exceptConnections(ns *netns.Handle) (kept []string, err error) {
+	err = ns.Do(func() error {
+		value, err := readSetting(settingLiberal)
+		if errors.Is(err, os.ErrNotExist) || value == "1" {
+			return nil // there is no connection tracking any more, or it is not strict
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := conntrack.IgnoreWindows(context.Background()); err != nil {
+			kept = append(kept, fmt.Sprintf("%s is %s, and open connections may stall: %v; until they have ended, `sysctl -w %s=1` lets them go on", settingLiberal, value, err, settingLiberal))
+		}
+		return nil
+	})
+	return kept, err
 }
 
 // AccelOff ends acceleration and puts back what it changed in the namespace. Packets go

@@ -418,9 +418,18 @@ func (b *testbed) transfer(t *testing.T, from, to *netns.Handle, at string, then
 // that it sends no more.
 func TestAccelOffTCP(t *testing.T) {
 	b := newAccelTestbed(t)
-	for _, halfClosed := range []bool{false, true} {
-		t.Run(fmt.Sprintf("half closed %v", halfClosed), func(t *testing.T) {
+	set := func(value string) {
+		b.in(b.gateway, func() error { return writeSetting(settingLiberal, value) })
+	}
+	for _, end := range []struct {
+		name                          string
+		halfClosed, liberal, tampered bool // the setting was 1 before; somebody sets it to 0 since
+	}{{name: "open"}, {name: "half closed", halfClosed: true}, {name: "strict since", tampered: true}, {name: "strict since, and liberal before", liberal: true, tampered: true}} {
+		t.Run(end.name, func(t *testing.T) {
 			b := b.within(t)
+			if end.liberal {
+				set("1")
+			}
 			b.accelOn(b.accelOptions())
 			before, after := make([]byte, 16<<20), make([]byte, 16<<20)
 			rand.Read(before)
@@ -469,10 +478,13 @@ func TestAccelOffTCP(t *testing.T) {
 			if n := b.accelStats().Reasons["forwarded"]; n < 100 {
 				t.Errorf("%d packets forwarded", n)
 			}
-			if halfClosed {
+			if end.halfClosed {
 				if err := c.(*net.TCPConn).CloseWrite(); err != nil {
 					t.Fatal(err)
 				}
+			}
+			if end.tampered {
+				set("0")
 			}
 			if kept, err := AccelOff(b.gateway); err != nil || len(kept) > 0 {
 				t.Fatalf("kept %q, %v", kept, err)
@@ -485,7 +497,7 @@ func TestAccelOffTCP(t *testing.T) {
 				return err
 			})
 			close(off)
-			if !halfClosed {
+			if !end.halfClosed {
 				go c.Write(after)
 			}
 			receive(after)

@@ -224,6 +224,13 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 	if err := datapath.Unload(in.dir); err != nil {
 		return nil, err
 	}
+	if rec != nil && rec.Accel != nil && rec.Accel.TCPTimeout > 0 {
+		stalled, err := exceptConnections(in.ns)
+		if err != nil {
+			return nil, err
+		}
+		untold = append(untold, stalled...)
+	}
 	kept, err = undo(in.ns, changes)
 	kept = append(kept, untold...)
 	if err != nil {
