@@ -32,17 +32,22 @@ type AccelStatus struct {
 	Since      time.Time            `json:"since"`
 	Interfaces []AccelInterface     `json:"interfaces"`
 	TCP        bool                 `json:"tcp"`
-	Flows      int                  `json:"flows_max"` // that are remembered
-	Stats      *rulefile.AccelStats `json:"stats"`
-	Changes    []Change             `json:"changes"`  // of the namespace, that AccelOff puts back
-	Problems   []string             `json:"problems"` // each with what to do
+	Flows      int                  `json:"flows_max"`       // that are remembered
+	Stats      *rulefile.AccelStats `json:"stats,omitempty"` // nil: they cannot be read
+	Changes    []Change             `json:"changes"`         // of the namespace, that AccelOff puts back
+	Problems   []string             `json:"problems"`        // each with what to do
 
 	flags []string // of the record
 }
 
 // Share is which part of the TCP and UDP packets that came in for others bypassed the stack
-// since acceleration was turned on: rulefile.AccelShare.
-func (s *AccelStatus) Share() float64 { return rulefile.AccelShare(s.Stats.Reasons) }
+// since acceleration was turned on: rulefile.AccelShare. Negative: it is not known.
+func (s *AccelStatus) Share() float64 {
+	if s.Stats == nil {
+		return -1
+	}
+	return rulefile.AccelShare(s.Stats.Reasons)
+}
 
 // ReadAccelStatus reads what is accelerated in a namespace.
 func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
@@ -51,7 +56,12 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 		return nil, err
 	}
 	dir := pinsOf(ns.Inode())
-	s = &AccelStatus{Since: rec.Since, Flows: rec.Accel.Flows, TCP: rec.Accel.TCPTimeout > 0, flags: rec.flags(), Problems: []string{}, Changes: []Change{}}
+	s = &AccelStatus{Since: rec.Since, Flows: rec.Accel.Flows, TCP: rec.Accel.TCPTimeout > 0, flags: rec.flags(), Interfaces: []AccelInterface{}, Problems: []string{}, Changes: []Change{}}
+	if made, err := standing(instancePath(ns.Inode(), ".journal")); err == nil {
+		s.Changes = append(s.Changes, made...)
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
 	again := rec.restart(ns)
 	other := rec.Make != datapath.MakeAccel()
 	a, err := datapath.OpenAccelerator(dir)
@@ -59,8 +69,7 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 		if a != nil {
 			a.Close()
 		}
-		s.problem("acceleration is half on, whose maker was killed: " + rec.again(ns) + " turns it on again, " + rec.down(ns) + " removes it")
-		s.Stats = &rulefile.AccelStats{Reasons: map[string]uint64{}}
+		s.problem(rec.half(ns).Error())
 		return s, nil
 	}
 	if err == nil {
@@ -69,17 +78,12 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 	}
 	switch {
 	case err != nil && other:
-		s.Stats = &rulefile.AccelStats{Reasons: map[string]uint64{}}
+		s.Stats = nil
 		s.problem("the programs are another natkit's, whose counters this one can't read: " + again + " replace them, and no connection ends")
 	case err != nil:
 		return nil, err
 	case other:
 		s.problem("the programs are another natkit's: " + again + " replace them, and no connection ends")
-	}
-	if made, err := standing(instancePath(ns.Inode(), ".journal")); err == nil {
-		s.Changes = append(s.Changes, made...)
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return nil, err
 	}
 	return s, ns.Do(func() error {
 		s.checkSettings(ns, rec, again)

@@ -991,8 +991,42 @@ func TestAccelOfAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, err := ReadAccelStatus(b.gateway)
-	if err != nil || s.Stats == nil || len(s.Interfaces) != 2 || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "another natkit's") {
+	if err != nil || s.Stats != nil || s.Share() >= 0 || len(s.Interfaces) != 2 || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "another natkit's") {
 		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// Half on, status shows what was changed, and no counters; while somebody is at it, it does not
+// claim that he was killed.
+func TestAccelHalf(t *testing.T) {
+	b := newAccelTestbed(t)
+	b.accelOn(b.accelOptions())
+	rec, err := ofAccel(recordOf(b.gateway))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec.Whole = false
+	if err := rec.write(b.gateway.Inode()); err != nil {
+		t.Fatal(err)
+	}
+	check := func(problem error) {
+		t.Helper()
+		s, err := ReadAccelStatus(b.gateway)
+		if err != nil || s.Stats != nil || s.Interfaces == nil || len(s.Changes) != 1 || len(s.Problems) != 1 || !strings.HasPrefix(s.Problems[0], problem.Error()) {
+			t.Errorf("%+v, %v; want problem %q", s, err, problem)
+		}
+		if facts, err := ReadFacts(b.gateway, nil, true); err != nil || len(facts.Problems) != 1 || facts.Packets != nil {
+			t.Errorf("facts %+v, %v", facts, err)
+		}
+	}
+	check(errHalf)
+	in, err := hold(b.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(errUnderway)
+	if err := in.release(); err != nil {
+		t.Fatal(err)
 	}
 }
 

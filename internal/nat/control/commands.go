@@ -70,7 +70,7 @@ func (r *record) down(ns *netns.Handle) string {
 func (r *record) restart(ns *netns.Handle) string { return r.down(ns) + ", then " + r.again(ns) }
 
 // errHalf says that who brought an engine up, or down, was killed.
-var errHalf = errors.New("an engine is half up here")
+var errHalf = errors.New("an engine, or acceleration, is half up here")
 
 // killed is errHalf of the record.
 func (r *record) killed(ns *netns.Handle) error {

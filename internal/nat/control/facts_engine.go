@@ -243,8 +243,10 @@ func (acceleration) facts(ns *netns.Handle, _ *snapshot.Engine, _ bool) (*snapsh
 	if err != nil {
 		return nil, err
 	}
-	out := &snapshot.Engine{Kind: string(EngineAccel), SessionsMax: uint64(s.Flows), Packets: s.Stats.Reasons, Problems: s.Problems}
-	out.Sessions, out.Flags = uint64(s.Stats.Valid), s.flags
+	out := &snapshot.Engine{Kind: string(EngineAccel), SessionsMax: uint64(s.Flows), Problems: s.Problems, Flags: s.flags}
+	if s.Stats != nil {
+		out.Sessions, out.Packets = uint64(s.Stats.Valid), s.Stats.Reasons
+	}
 	for _, l := range s.Interfaces {
 		out.Interfaces = append(out.Interfaces, l.Name)
 	}

@@ -109,7 +109,7 @@ func masqueradesBehind(file *rulefile.File, name string) bool {
 }
 
 // errUnderway says that a process that lives makes or removes the instance.
-var errUnderway = errors.New("natkit is just bringing an engine up here, or down: look again in a moment")
+var errUnderway = errors.New("natkit is just bringing an engine or acceleration up here, or down: look again in a moment")
 
 // half is why an instance is not whole: somebody is at it, or was killed.
 func (r *record) half(ns *netns.Handle) error {

@@ -84,23 +84,39 @@ func (s *AccelStatus) Text(w io.Writer) error {
 	for _, p := range s.Problems {
 		fmt.Fprintf(&b, "! %s\n", p)
 	}
-	if len(s.Interfaces) == 0 {
-		_, err := io.WriteString(w, trimLines(b.String()))
-		return err
+	if len(s.Interfaces) > 0 {
+		s.attached(&b)
 	}
+	s.counters(&b)
+	for _, c := range s.Changes {
+		fmt.Fprintf(&b, "changed until natkit accel off: %s\n", c)
+	}
+	_, err := io.WriteString(w, trimLines(b.String()))
+	return err
+}
+
+// attached writes what is accelerated, and where.
+func (s *AccelStatus) attached(b *strings.Builder) {
 	what := "UDP only (TCP needs --tcp-liberal)"
 	if s.TCP {
 		what = "TCP and UDP"
 	}
-	fmt.Fprintf(&b, "accelerating the kernel's NAT since %s: %s\n", s.Since.Format(time.DateTime), what)
-	t := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	fmt.Fprintf(b, "accelerating the kernel's NAT since %s: %s\n", s.Since.Format(time.DateTime), what)
+	t := tabwriter.NewWriter(b, 0, 8, 2, ' ', 0)
 	for _, l := range s.Interfaces {
 		fmt.Fprintf(t, "  %s\t%s\t%s\n", l.Name, strings.Join(l.Hooks, " "), l.Reason)
 	}
 	t.Flush()
-	fmt.Fprintf(&b, "flow directions that bypass the stack now: %d; with a fast-path entry: %d, of at most %d\n", s.Stats.Valid, s.Stats.Known, 2*s.Flows)
+}
+
+// counters writes what became of packets, where that is known.
+func (s *AccelStatus) counters(b *strings.Builder) {
+	if s.Stats == nil {
+		return
+	}
+	fmt.Fprintf(b, "flow directions that bypass the stack now: %d; with a fast-path entry: %d, of at most %d\n", s.Stats.Valid, s.Stats.Known, 2*s.Flows)
 	if s.Share != nil {
-		fmt.Fprintf(&b, "%s of the TCP and UDP packets to forward bypassed the stack\n", percent.Of(*s.Share, 1))
+		fmt.Fprintf(b, "%s of the TCP and UDP packets to forward bypassed the stack\n", percent.Of(*s.Share, 1))
 	}
 	var rows []rulefile.AccelReason
 	for _, r := range rulefile.AccelReasons[1:] {
@@ -111,18 +127,13 @@ func (s *AccelStatus) Text(w io.Writer) error {
 	slices.SortStableFunc(rows, func(x, y rulefile.AccelReason) int {
 		return int(s.Stats.Reasons[y.Name]) - int(s.Stats.Reasons[x.Name])
 	})
-	fmt.Fprintf(&b, "packets that bypassed the stack\n%12d  forwarded, %s\n", s.Stats.Reasons[rulefile.AccelReasons[0].Name], size.Of(s.Stats.Bytes))
+	fmt.Fprintf(b, "packets that bypassed the stack\n%12d  forwarded, %s\n", s.Stats.Reasons[rulefile.AccelReasons[0].Name], size.Of(s.Stats.Bytes))
 	if len(rows) > 0 {
 		b.WriteString("packets through the stack\n")
 	}
-	t = tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	t := tabwriter.NewWriter(b, 0, 8, 2, ' ', 0)
 	for _, r := range rows {
 		fmt.Fprintf(t, "%12d\t%s\t%s\n", s.Stats.Reasons[r.Name], r.Name, r.Means)
 	}
 	t.Flush()
-	for _, c := range s.Changes {
-		fmt.Fprintf(&b, "changed until natkit accel off: %s\n", c)
-	}
-	_, err := io.WriteString(w, trimLines(b.String()))
-	return err
 }
