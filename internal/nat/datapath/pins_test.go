@@ -79,6 +79,67 @@ func TestRootManyAtOnce(t *testing.T) {
 	})
 }
 
+// Somebody mounts the machine's BPF file system while pins are on natkit's own: they stay the ones
+// that are found, and whoever comes has the same folder, until the last has gone.
+func TestRootStays(t *testing.T) {
+	ktest.Lacking(t, func(t *testing.T) {
+		runDir := t.TempDir()
+		lock, err := LockRoot(runDir, unix.LOCK_SH)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := lock.Name()
+		var all sync.WaitGroup
+		for range 6 {
+			all.Go(func() {
+				for range 50 {
+					if err := useRoot(runDir, ktest.Name(t)); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		if err := unix.Mount("bpf", systemBPFFS, "bpf", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		all.Wait()
+		if root := Root(runDir); root != own {
+			t.Errorf("pins are looked for in %s, and are in %s", root, own)
+		}
+		if err := UnlockRoot(runDir, lock); err != nil {
+			t.Fatal(err)
+		}
+		if root, want := Root(runDir), filepath.Join(systemBPFFS, "natkit"); root != want {
+			t.Errorf("after the last, %s, want %s", root, want)
+		}
+	}, ktest.NoBPFFS)
+}
+
+// A process decides for one of the two while another mounts either.
+func TestRootManyAtOnceLater(t *testing.T) {
+	ktest.Lacking(t, func(t *testing.T) {
+		runDir := t.TempDir()
+		var all sync.WaitGroup
+		for i := range 12 {
+			all.Go(func() {
+				for n := range 50 {
+					if i == 0 && n == 10 {
+						if err := unix.Mount("bpf", systemBPFFS, "bpf", 0, ""); err != nil {
+							t.Error(err)
+						}
+					}
+					if err := useRoot(runDir, ktest.Name(t)); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+	}, ktest.NoBPFFS)
+}
+
 // useRoot makes something in the folder of pins, looks whether it is there, and leaves.
 func useRoot(runDir, name string) error {
 	lock, err := LockRoot(runDir, unix.LOCK_SH)

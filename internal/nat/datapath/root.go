@@ -24,9 +24,11 @@ import (
 //
 //	/run/natkit/bpf
 //
-// Either is made by the first who needs it and removed by the last. Two locks keep them from
-// doing so at the same time: one of the folder of pins itself, held as long as somebody needs
-// it, and one of natkit's run folder, held while the mount in it comes or goes. Who holds the
+// Either is made by the first who needs it and removed by the last. Other programs mount the
+// machine's when they need one (ip, bpftool, Cilium): natkit stays with its own until that goes,
+// or it would not find its engines any more. Two locks keep them from doing so at the same time:
+// one of the folder of pins itself, held as long as somebody needs it, and one of natkit's run
+// folder, held while it is decided which, and while the mount in it comes or goes. Who holds the
 // first may take the second, never the other way round.
 //
 // A process that was given a /sys of its own, as `ip netns exec` does, finds the BPF file
@@ -37,10 +39,14 @@ const systemBPFFS = "/sys/fs/bpf"
 
 // Root returns the folder below which instances are pinned, whether it is there or not.
 func Root(runDir string) string {
+	private := privateRoot(runDir)
+	if isBPFFS(private) {
+		return private
+	}
 	if system := findBPFFS(append([]string{""}, outerRoots()...)); system != "" {
 		return filepath.Join(system, "natkit")
 	}
-	return privateRoot(runDir)
+	return private
 }
 
 func privateRoot(runDir string) string { return filepath.Join(runDir, "bpf") }
@@ -90,21 +96,20 @@ func UnlockRoot(runDir string, lock *os.File) error {
 // makeRoot makes the folder of pins, which whoever is the last to need it may remove again at
 // once: LockRoot looks whether that has happened.
 func makeRoot(runDir string) (string, error) {
-	outer := outerRoots()
-	if system := findBPFFS(append([]string{""}, outer...)); system != "" {
-		root := filepath.Join(system, "natkit")
-		if err := os.Mkdir(root, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-			return "", fmt.Errorf("make a folder for the engine's maps and programs: %w", err)
-		}
-		return root, nil
-	}
-	root := privateRoot(runDir)
 	unlock, err := lockRunDir(runDir)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
+	root, outer := privateRoot(runDir), outerRoots()
 	if isBPFFS(root) {
+		return root, nil
+	}
+	if system := findBPFFS(append([]string{""}, outer...)); system != "" {
+		root := filepath.Join(system, "natkit")
+		if err := os.Mkdir(root, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+			return "", fmt.Errorf("make a folder for the engine's maps and programs: %w", err)
+		}
 		return root, nil
 	}
 	if len(outer) > 0 {
