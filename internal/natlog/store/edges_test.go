@@ -4,6 +4,7 @@ package store
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -232,4 +233,30 @@ func TestAuditAfterHalfALine(t *testing.T) {
 	if !slices.Equal(found, []int{1, 2, 3}) {
 		t.Errorf("look-ups %v are in\n%s", found, b)
 	}
+}
+
+// What was lost may be known only when the hour has come to another part: the gap is of the time
+// before, and who asks about that is not told that nobody had it.
+func TestGapInLaterPart(t *testing.T) {
+	r := newRig(t)
+	r.o.PartRecords = 4
+	r.open()
+	lost := r.now.Add(500 * time.Millisecond)
+	for i := range 12 {
+		r.create(mapping(fmt.Sprintf("10.0.0.1:%d", 1000+i), fmt.Sprintf("198.51.100.1:%d", 5000+i)))
+		r.pass(time.Second)
+	}
+	r.must(r.s.Gap(natlog.Kernel, natlog.MicrosOf(lost), natlog.MicrosOf(lost.Add(time.Second)), "lost"))
+	check := func(file string) {
+		t.Helper()
+		if got := r.who("198.51.100.1:6000", lost.Add(time.Millisecond)); len(got.Gaps) != 1 || got.Gaps[0].Why != "lost" {
+			t.Errorf("%s: %+v", file, got)
+		}
+		if got := r.who("198.51.100.1:6000", lost.Add(3*time.Second)); len(got.Gaps) != 0 {
+			t.Errorf("%s: after it: %+v", file, got)
+		}
+	}
+	check("journals")
+	r.must(r.s.Close())
+	check("Parquet")
 }

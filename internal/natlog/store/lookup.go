@@ -293,8 +293,13 @@ func (r *reader) gapsBefore(at int, touched bool) error {
 	if !touched && (min(begin, end) > r.q.Upto+between || max(begin, end)+between < r.q.Since) {
 		return nil
 	}
-	for i, p := range r.hours[at].parts {
-		if i > 0 && natlog.MicrosOf(p.begin) > begin+knownBy {
+	return r.gapsOf(r.hours[at].parts, begin+knownBy)
+}
+
+// gapsOf reads the gaps of parts that begin not after a time.
+func (r *reader) gapsOf(list []part, latest natlog.Micros) error {
+	for _, p := range list {
+		if natlog.MicrosOf(p.begin) > latest {
 			break
 		}
 		records, err := r.readGaps(p)
@@ -346,6 +351,9 @@ func (r *reader) askHour(at int) ([]Span, error) {
 		}
 		if i > max(0, last) && len(live) == 0 {
 			covered[0].Until = max(covered[0].Until, r.q.Upto)
+			if err := r.gapsOf(h.parts[i:], r.q.Upto+knownBy); err != nil { // what was lost may be known only in a later part
+				return nil, err
+			}
 			break
 		}
 		records, begin, end, err := r.read(p)
