@@ -58,6 +58,7 @@ type engineSource struct {
 	ahead   map[uint32]bool                   // numbers after mark.next that were recorded: CPUs overtake each other
 	holes   time.Time                         // since when there are numbers missing before those
 	floor   natlog.Micros                     // when what was alive was recorded last in the middle of an hour
+	ended   natlog.Micros                     // of the last end that is recorded: rows of a file are in the order of time, so what begins again does so after it
 	touched map[datapath.LogKey]bool          // what records were about since a look at the maps began; nil: none is under way
 	batch   []datapath.LogRecord
 	what    what
@@ -120,7 +121,7 @@ func newEngineSource(c *collector, log engineLog) (*engineSource, error) {
 // use has records name what rules call it.
 func (s *engineSource) use(file *rulefile.File) { s.file, s.pool = file, map[[4]byte]string{} }
 
-func (s *engineSource) reported(at natlog.Micros) { s.floor = at }
+func (s *engineSource) reported(at natlog.Micros) { s.floor, s.ended = at, min(s.ended, at) }
 
 func (s *engineSource) close() error { return s.log.CloseAsked() }
 
@@ -423,7 +424,7 @@ func (s *engineSource) apply(r *datapath.LogRecord) {
 			}
 		}
 		if s.add(r.LogKey, at) {
-			s.record(r.LogKey, natlog.Created, at, at, "")
+			s.record(r.LogKey, natlog.Created, max(at, s.ended), at, "")
 		}
 	case datapath.LogEnded:
 		_, known := s.alive[r.LogKey]
@@ -445,7 +446,9 @@ func (s *engineSource) apply(r *datapath.LogRecord) {
 var exhausted = map[string]string{"no-port": "no port left", "no-block": "no port block left", "no-address": "no address left"}
 
 func (s *engineSource) record(k datapath.LogKey, event natlog.Event, at, since natlog.Micros, note string) {
-	k, _ = s.shown(k)
+	if k, _ = s.shown(k); event == natlog.Ended {
+		s.ended = max(s.ended, at)
+	}
 	s.c.record(natlog.Record{Translation: s.translation(k), Event: event, Time: at, Since: since, Note: s.note(k, note)})
 }
 

@@ -340,6 +340,32 @@ func TestEngineEndDuringLook(t *testing.T) {
 	}
 }
 
+// CPUs overtake each other: who begins when the log has an end may have an earlier time. In the order of
+// time, as the rows of a file are, it still begins after that.
+func TestEngineBeginBeforeEnd(t *testing.T) {
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
+	r.log.what = rulefile.LogSessions
+	to := func(last byte) datapath.LogKey {
+		k := key(5000)
+		k.Kind, k.Destination, k.DestinationPort = datapath.LogSession, [4]byte{192, 0, 2, last}, 443
+		return k
+	}
+	var later time.Time
+	r.during(func() {
+		r.log.happens(datapath.LogCreated, to(1))
+		time.Sleep(5 * time.Millisecond)
+		r.log.happens(datapath.LogEnded, to(1))
+		r.log.happens(datapath.LogCreated, to(2))
+		r.log.ring[2].Time = r.log.ring[1].Time - 20_000
+		time.Sleep(5 * time.Millisecond)
+		later = time.Now()
+		time.Sleep(5 * time.Millisecond)
+	})
+	if got := r.who(5000, later); len(got.Lives) != 1 || len(got.Gaps) != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
 // Why the rules cannot be read is reported once, not each second, and again when it is otherwise.
 func TestUnreadableRulesAreReportedOnce(t *testing.T) {
 	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}

@@ -28,8 +28,9 @@ type tracker struct {
 	seed     maphash.Seed
 	sessions map[uint64]struct{} // by hash of the entry's identity
 	alive    map[natlog.Translation]life
-	dump     bool // it is what a dump found
-	partial  bool // a dump may have left some out
+	ended    natlog.Micros // of the last end that is recorded: rows of a file are in the order of time, so what begins again does so after it
+	dump     bool          // it is what a dump found
+	partial  bool          // a dump may have left some out
 }
 
 func newTracker(what What) *tracker {
@@ -60,7 +61,7 @@ func (t *tracker) begin(f *conntrack.Flow, since natlog.Micros, record func(natl
 		l, ok := t.alive[tr]
 		if !ok {
 			l.since = since
-			record(natlog.Record{Translation: tr, Event: natlog.Created, Time: since, Since: since})
+			record(natlog.Record{Translation: tr, Event: natlog.Created, Time: max(since, t.ended), Since: since})
 		}
 		l.sessions++
 		l.unheard = l.unheard || t.dump
@@ -97,12 +98,14 @@ func (t *tracker) end(f *conntrack.Flow, at natlog.Micros, record func(natlog.Re
 		}
 		delete(t.alive, tr)
 		// What was found alive may have ended before that was recorded: its end still comes after.
-		record(natlog.Record{Translation: tr, Event: natlog.Ended, Time: max(at, l.seen), Since: l.since})
+		t.ended = max(at, l.seen)
+		record(natlog.Record{Translation: tr, Event: natlog.Ended, Time: t.ended, Since: l.since})
 	}
 }
 
 // reported notes that the log has all of it as alive.
 func (t *tracker) reported(at natlog.Micros) {
+	t.ended = min(t.ended, at)
 	for tr, l := range t.alive {
 		l.seen = at
 		t.alive[tr] = l
@@ -119,6 +122,7 @@ func (t *tracker) replace(found *tracker, heard, at natlog.Micros, record func(n
 		} else if found.partial {
 			found.alive[tr] = l
 		} else {
+			t.ended = at
 			record(natlog.Record{Translation: tr, Event: natlog.Ended, Time: at, Since: l.since, Note: natlog.Unseen(max(heard, l.since))})
 		}
 	}

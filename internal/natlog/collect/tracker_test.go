@@ -134,6 +134,26 @@ func TestEndDuringDump(t *testing.T) {
 	}
 }
 
+// What a dump no longer found may have begun again while it was read: that comes after the end, or the
+// rows of a file, in the order of time, would have it ended. When it began stays.
+func TestBeginDuringDump(t *testing.T) {
+	var got []natlog.Record
+	record := func(r natlog.Record) { got = append(got, r) }
+	one := flow(1, 6, tuple("10.0.0.9:1000", "192.0.2.1:80"), tuple("192.0.2.1:80", "198.51.100.1:5000"))
+	tr := newTracker(What{})
+	tr.begin(one, 60, record)
+	tr.replace(newTracker(What{}), 90, 100, record)
+	tr.begin(one, 95, record)
+	if len(got) != 3 || got[1].Event != natlog.Ended || got[2].Time != 100 || got[2].Since != 95 {
+		t.Errorf("%+v", got)
+	}
+	tr.reported(0) // the clock was set back
+	tr.end(one, 40, record)
+	if tr.begin(one, 45, record); got[len(got)-1].Time != 45 {
+		t.Errorf("%+v", got[len(got)-1])
+	}
+}
+
 // What a dump found may end without an event, until another dump no longer finds it; what was heard
 // does not, whenever it began.
 func TestUnheard(t *testing.T) {
