@@ -358,6 +358,19 @@ func (s *engineSource) number(n uint32) {
 	}
 }
 
+// hasAll reports whether all records before a number were recorded, but for those that were lost.
+func (s *engineSource) hasAll(upto uint32) bool {
+	if int32(s.mark.next-upto) >= 0 {
+		return true
+	}
+	for n := range s.ahead {
+		if int32(n-upto) >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // shown is a key as the log has it; hides: others may be the same there.
 func (s *engineSource) shown(k datapath.LogKey) (_ datapath.LogKey, hides bool) {
 	if s.what.destinations || k.Destination == [4]byte{} {
@@ -633,11 +646,11 @@ func (s *engineSource) compare(missed natlog.Micros) error {
 	if err != nil {
 		return err
 	}
-	for {
+	for upto := s.log.Next(); ; { // not until nothing comes any more: in a flood that does not end
 		if err := s.take(context.Background()); err != nil {
 			return err
 		}
-		if s.log.Empty() {
+		if s.log.Empty() || s.hasAll(upto) {
 			break
 		}
 	}

@@ -366,6 +366,47 @@ func TestEngineBeginBeforeEnd(t *testing.T) {
 	}
 }
 
+// busyLog is a fakeLog whose engine never stops recording.
+type busyLog struct {
+	*fakeLog
+	reads int
+	most  int // reads, before the test gives up
+}
+
+func (b *busyLog) Empty() bool { return b.reads > b.most }
+
+func (b *busyLog) Read(out []datapath.LogRecord) ([]datapath.LogRecord, error) {
+	b.reads++
+	for i := range uint16(10) {
+		b.happens(datapath.LogCreated, key(1000+i))
+		b.happens(datapath.LogEnded, key(1000+i))
+	}
+	return b.fakeLog.Read(out)
+}
+
+// After a loss what is alive is compared with what was recorded until then, however much is recorded
+// during that: the ring may not become empty for as long as a flood lasts.
+func TestEngineCompareUnderFlood(t *testing.T) {
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
+	r.with(func(c *collector) {
+		for i := range uint16(100) {
+			r.log.happens(datapath.LogCreated, key(i))
+		}
+		busy := &busyLog{fakeLog: r.log, most: 20 * batchesAtOnce}
+		c.engine.log = busy
+		if err := c.engine.compare(c.now()); err != nil {
+			t.Fatal(err)
+		}
+		if busy.reads > 2*batchesAtOnce {
+			t.Errorf("it read the ring %d times, and %d of its records", busy.reads, r.log.next)
+		}
+		if !c.engine.hasAll(100) {
+			t.Error("it has not read what there was when it looked")
+		}
+		c.engine.log = r.log
+	})
+}
+
 // Why the rules cannot be read is reported once, not each second, and again when it is otherwise.
 func TestUnreadableRulesAreReportedOnce(t *testing.T) {
 	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
