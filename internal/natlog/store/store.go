@@ -308,6 +308,7 @@ func (s *Store) resumeFrom(left *Left) error {
 	if left.End != 0 {
 		s.jumped(left.Now.Time().Sub(left.End.Time()))
 	}
+	s.retain(left.Now.Time()) // the disk may be full
 	return s.begin(resumed.At, resumed.Gaps)
 }
 
@@ -532,6 +533,7 @@ func (s *Store) tick() error {
 	s.lastTick = now
 	switch {
 	case !s.failedSince.IsZero():
+		s.retain(now) // that may be what makes room
 		return s.resume(now)
 	case s.moved():
 		if err := s.remake(); err != nil {
@@ -554,11 +556,14 @@ func (s *Store) tick() error {
 	default:
 		err = s.write([]natlog.Record{{Event: natlog.Tick, Time: natlog.MicrosOf(now)}})
 	}
-	if err == nil {
+	written := err == nil
+	if written {
 		err = s.journal.Sync()
 	}
 	if err != nil {
-		s.fail(err, nil)
+		if s.fail(err, nil); written && before.Before(s.failedSince) {
+			s.failedSince = before // what was written since then may be lost
+		}
 		return err
 	}
 	s.retain(now)
@@ -672,7 +677,9 @@ func (s *Store) remake() error {
 func (s *Store) retain(now time.Time) {
 	found, err := names(s.o.Dir)
 	if err != nil {
-		s.say("%v", err)
+		if !errors.Is(err, fs.ErrNotExist) { // it is made again
+			s.say("%v", err)
+		}
 		return
 	}
 	list := partsOf(s.o.Dir, found)

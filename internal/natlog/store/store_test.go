@@ -566,6 +566,55 @@ func TestDiskFull(t *testing.T) {
 	r.must(r.s.Close())
 }
 
+// On a full disk old hours are removed all the same: they may be what fills it. So they are when the log
+// is opened there, with less to keep than before.
+func TestRetentionOnFullDisk(t *testing.T) {
+	r := newRig(t)
+	r.o.Age = 5 * time.Hour
+	room := 1 << 20
+	r.o.file = func(path string) (file, error) {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
+		return fullFile{f, &room}, err
+	}
+	r.open()
+	hours := func(n int) {
+		for range n {
+			r.pass(time.Hour)
+			_ = r.s.Tick()
+			r.s.jobsDone(t)
+		}
+	}
+	hours(5)
+	room = 0
+	for range 4 {
+		if err := r.s.Tick(); r.says("being lost") && !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+		r.pass(time.Hour)
+	}
+	list, err := parts(r.dir)
+	r.must(err)
+	for _, p := range list {
+		if age := r.now.Add(-time.Hour).Sub(p.end); age > r.o.Age {
+			t.Errorf("%s is there on a full disk, %v old", p.path, age)
+		}
+	}
+	if len(list) < 2 || !r.says("no space left") {
+		t.Fatalf("%d files, %q", len(list), r.said)
+	}
+	r.must(r.s.Close())
+	r.o.Bytes = 1
+	if _, err := Open(r.o); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	if n := len(r.files(parquetSuffix)); n > 1 { // the last hour stays
+		t.Errorf("%d files are left when the log was opened on a full disk", n)
+	}
+	room = 1 << 20
+	r.open()
+	r.must(r.s.Close())
+}
+
 // Records that are lost on a full disk may be of long before: what an engine recorded while nobody read
 // it. The gap begins with them.
 func TestDiskFullOfOldRecords(t *testing.T) {
@@ -597,6 +646,47 @@ func TestDiskFullOfOldRecords(t *testing.T) {
 		if got := r.who("198.51.100.1:5000", at); len(got.Gaps) == 0 {
 			t.Errorf("when %s was lost: %+v", what, got)
 		}
+	}
+	r.must(r.s.Close())
+}
+
+// refusingFile is a journal that the disk does not take, though it could be written.
+type refusingFile struct {
+	*os.File
+	refuses *bool
+}
+
+func (f refusingFile) Sync() error {
+	if *f.refuses {
+		return unix.EIO
+	}
+	return nil
+}
+
+// What was written and did not come to the disk may be lost: the gap begins when the disk took all the
+// last time.
+func TestNotSynced(t *testing.T) {
+	r := newRig(t)
+	refuses := false
+	r.o.file = func(path string) (file, error) {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
+		return refusingFile{f, &refuses}, err
+	}
+	r.open()
+	r.must(r.s.Tick())
+	r.pass(400 * time.Millisecond)
+	written := r.now
+	r.create(mapping("10.0.0.1:1000", "198.51.100.1:5000"))
+	r.pass(600 * time.Millisecond)
+	refuses = true
+	if err := r.s.Tick(); !errors.Is(err, unix.EIO) {
+		t.Fatal(err)
+	}
+	refuses = false
+	r.pass(time.Second)
+	r.must(r.s.Tick())
+	if got := r.who("198.51.100.1:6000", written); len(got.Gaps) != 1 || !strings.Contains(got.Gaps[0].Why, "input/output error") {
+		t.Errorf("%+v", got)
 	}
 	r.must(r.s.Close())
 }
