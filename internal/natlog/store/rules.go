@@ -371,13 +371,14 @@ func writeSynced(path, text string) error {
 	return syncFolder(filepath.Dir(path))
 }
 
-// retainRules removes rules that were replaced before what is kept begins.
+// retainRules removes rules that were replaced before what is kept begins: the oldest file has an hour
+// from before that.
 func (s *Store) retainRules(now time.Time) {
 	list, err := RulesOf(s.o.Dir)
 	if err != nil || s.o.Age == 0 {
 		return
 	}
-	for i := 0; i+1 < len(list) && now.Sub(list[i+1].Since.Time()) > s.o.Age; i++ {
+	for i := 0; i+1 < len(list) && now.Sub(list[i+1].Since.Time()) > s.o.Age+2*time.Hour; i++ {
 		os.Remove(list[i].Path)
 	}
 }

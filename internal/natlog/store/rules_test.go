@@ -53,6 +53,37 @@ func TestKeepRules(t *testing.T) {
 	}
 }
 
+// Rules are kept as long as a file of the log has a time at which they were in force.
+func TestRulesOutliveHours(t *testing.T) {
+	r := newRig(t)
+	r.o.Age = 5 * time.Hour
+	r.open()
+	r.must(r.s.KeepRules(natlog.Engine, natlog.MicrosOf(r.now), rulesBefore))
+	r.pass(time.Hour)
+	r.must(r.s.Tick())
+	r.pass(30 * time.Minute)
+	asked := r.now.Add(-time.Minute)
+	r.must(r.s.KeepRules(natlog.Engine, natlog.MicrosOf(r.now), rulesAfter))
+	for range 20 {
+		r.pass(time.Hour)
+		r.must(r.s.Tick())
+		r.s.jobsDone(t)
+		got := r.who("198.51.100.1:443", asked)
+		if len(got.Gaps) > 0 { // the files of that time are gone
+			break
+		}
+		if len(got.Rules) != 1 || got.Rules[0].Internal[0].Port() != 8443 {
+			t.Fatalf("%v later: %+v", r.now.Sub(asked), got)
+		}
+	}
+	r.pass(10 * time.Hour)
+	r.must(r.s.Tick())
+	if list, err := RulesOf(r.dir); err != nil || len(list) != 1 {
+		t.Errorf("%v, %v", list, err)
+	}
+	r.must(r.s.Close())
+}
+
 const (
 	rulesBefore = `inside: eth1
 outside: eth0
