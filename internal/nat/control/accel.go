@@ -35,7 +35,7 @@ func (acceleration) exists(*record) error {
 }
 
 func (acceleration) remove(in *instance, rec *record) ([]string, error) {
-	return nil, in.detachFilters(rec)
+	return nil, in.ns.Do(func() error { return rec.detachFilters(nil) })
 }
 
 // AccelOptions says what to accelerate.

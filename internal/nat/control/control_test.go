@@ -811,6 +811,76 @@ func TestProgramsTakenOff(t *testing.T) {
 	again()
 }
 
+// filter puts a program of the engine on an interface as Linux 6.5 and older have it: as a filter,
+// which no pin takes off.
+func (b *testbed) filter(name, program string) {
+	b.t.Helper()
+	p, err := ebpf.LoadPinnedProgram(filepath.Join(pinsOf(b.gateway.Inode()), "programs", program), nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer p.Close()
+	b.in(b.gateway, func() error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		index := l.Attrs().Index
+		clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+		if err := netlink.QdiscAdd(clsact); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+		return netlink.FilterReplace(&netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 0x6e61, Priority: 1, Protocol: unix.ETH_P_ALL},
+			Fd:          p.FD(), Name: "natkit", DirectAction: true,
+		})
+	})
+}
+
+// filters are the hooks of an interface that have such a filter.
+func (b *testbed) filters(name string) (hooks []datapath.Hook) {
+	b.t.Helper()
+	b.in(b.gateway, func() error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		hooks, err = datapath.Hooks(nil, l.Attrs().Index)
+		return err
+	})
+	return hooks
+}
+
+// A filter goes with the interface from the rules, and with the engine, whatever the interface is
+// called by then.
+func TestFilters(t *testing.T) {
+	b := newTestbed(t)
+	b.join("in2", "10.0.2.1/24", b.namespace(), "10.0.2.2/24")
+	b.up(strings.Replace(baseRules, "inside: [in]", "inside: [in, in2]", 1), b.options())
+	for _, name := range []string{"in", "in2"} {
+		b.filter(name, "tc_inside")
+		if got := b.filters(name); len(got) != 1 {
+			t.Fatalf("filters of %s: %q", name, got)
+		}
+	}
+	if _, err := Apply(t.Context(), b.parse(baseRules), baseRules, b.options()); err != nil {
+		t.Fatal(err)
+	}
+	if in, in2 := b.filters("in"), b.filters("in2"); len(in) != 1 || len(in2) != 0 {
+		t.Errorf("filters of in %q, and of in2, which the rules do not name any more, %q", in, in2)
+	}
+	b.in(b.gateway, func() error {
+		in, err := netlink.LinkByName("in")
+		return errors.Join(err, netlink.LinkSetDown(in), netlink.LinkSetName(in, "renamed"))
+	})
+	if _, err := Down(b.gateway); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.filters("renamed"); len(got) != 0 {
+		t.Errorf("filters after down: %q", got)
+	}
+}
+
 // A port of a bridge has no packets of its own to translate.
 func TestPortOfBridge(t *testing.T) {
 	b := newTestbed(t)

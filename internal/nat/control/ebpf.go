@@ -30,20 +30,23 @@ func engineExists(r *record) error {
 }
 
 func (ebpfEngine) remove(in *instance, rec *record) ([]string, error) {
-	return nil, in.detachFilters(rec)
+	return nil, in.ns.Do(func() error { return rec.detachFilters(nil) })
 }
 
-// detachFilters takes off what is not a pinned link: tc filters of old kernels.
-func (in *instance) detachFilters(rec *record) error {
-	return in.ns.Do(func() error {
-		var errs []error
-		for _, l := range rec.Links {
-			if have, err := netlink.LinkByIndex(l.Ifindex); err == nil && have.Attrs().Name == l.Name {
-				errs = append(errs, datapath.DetachFilter(l.Ifindex))
-			}
+// detachFilters takes off what is not a pinned link, tc filters of old kernels, but for those of
+// these attachments. An interface may have another name by now. The calling thread is in the
+// namespace.
+func (r *record) detachFilters(keep []datapath.Attachment) error {
+	var errs []error
+	for _, l := range r.Links {
+		if slices.ContainsFunc(keep, func(a datapath.Attachment) bool { return a.Ifindex == l.Ifindex }) {
+			continue
 		}
-		return errors.Join(errs...)
-	})
+		if _, err := netlink.LinkByIndex(l.Ifindex); err == nil {
+			errs = append(errs, datapath.DetachFilter(l.Ifindex))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (ebpfEngine) plan(p *Plan, file *rulefile.File, o Options, made []Change) error {
@@ -298,7 +301,7 @@ func (e *ebpfRunning) replace(_ context.Context, p *Plan) error {
 		if err := e.Apply(p.tables); err != nil {
 			return errors.Join(err, undo())
 		}
-		return e.DetachOthers(p.attachments())
+		return errors.Join(e.DetachOthers(p.attachments()), p.record.detachFilters(p.attachments()))
 	})
 }
 
