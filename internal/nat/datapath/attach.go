@@ -103,7 +103,7 @@ func (e *Engine) attach(name string, ifindex int, hook Hook, programName string)
 		}
 		l, err = link.AttachTCX(options)
 		if errors.Is(err, ebpf.ErrNotSupported) { // Linux 6.5 and older
-			return attachFilter(ifindex, hook, program)
+			return e.attachFilter(ifindex, hook, program)
 		}
 	}
 	if err != nil {
@@ -286,6 +286,44 @@ func programName(a Attachment) string {
 	return names[abiNatSideNAT_OUTSIDE]
 }
 
+// attachFilter is the function of that name; without pins the filter goes with Close, too.
+func (e *Engine) attachFilter(ifindex int, hook Hook, program *ebpf.Program) (undo func() error, err error) {
+	if e.dir != "" {
+		return attachFilter(ifindex, hook, program)
+	}
+	here, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := attachFilter(ifindex, hook, program); err != nil {
+		here.Close()
+		return nil, err
+	}
+	f := &heldFilter{here, filterAt(ifindex, hook)}
+	e.links = append(e.links, f)
+	return f.remove, nil
+}
+
+// heldFilter is a filter that goes with who made it.
+type heldFilter struct {
+	here   *netlink.Handle // in the interface's namespace, wherever the thread is by then
+	filter *netlink.BpfFilter
+}
+
+func (f *heldFilter) remove() error {
+	err := f.here.FilterDel(f.filter)
+	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {
+		return nil // the interface is gone, or its clsact, or the filter
+	}
+	return err
+}
+
+// Close takes the filter off.
+func (f *heldFilter) Close() error {
+	defer f.here.Close()
+	return f.remove()
+}
+
 // attachFilter is tc without links: a clsact qdisc and a filter, known again by its
 // priority, handle and name. The qdisc may serve others and stays. By undo, and on an
 // error, the filter that was there has its program, or there is none again.
@@ -296,10 +334,7 @@ func attachFilter(ifindex int, hook Hook, program *ebpf.Program) (undo func() er
 	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, fmt.Errorf("add clsact to interface %d: %w", ifindex, err)
 	}
-	filter := filterOf(ifindex, netlink.HANDLE_MIN_INGRESS)
-	if hook == HookEgress {
-		filter = filterOf(ifindex, netlink.HANDLE_MIN_EGRESS)
-	}
+	filter := filterAt(ifindex, hook)
 	before, err := filtersOf(ifindex, filter.Parent)
 	if err != nil {
 		return nil, err
@@ -360,6 +395,13 @@ func filtersOf(ifindex int, parent uint32) (own []*netlink.BpfFilter, err error)
 func IsFilter(f netlink.Filter) bool {
 	own, ok := f.(*netlink.BpfFilter)
 	return ok && own.Handle == filterHandle && own.Name == filterName
+}
+
+func filterAt(ifindex int, hook Hook) *netlink.BpfFilter {
+	if hook == HookEgress {
+		return filterOf(ifindex, netlink.HANDLE_MIN_EGRESS)
+	}
+	return filterOf(ifindex, netlink.HANDLE_MIN_INGRESS)
 }
 
 func filterOf(ifindex int, parent uint32) *netlink.BpfFilter {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -17,7 +18,6 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -32,7 +32,7 @@ type Engine struct {
 	common   commonMaps           // of an engine or an accelerator
 	programs map[string]*ebpf.Program
 	before   map[string]*ebpf.Program // replaced by Upgrade, until Close
-	links    []link.Link              // of an engine without pins
+	links    []io.Closer              // of an engine without pins
 	zones    map[uint8]string         // NameZones
 }
 
