@@ -139,11 +139,13 @@ func TestMetricsBeforeTheirAddress(t *testing.T) {
 			if err := netlink.AddrAdd(lo, a); err != nil {
 				t.Fatal(err)
 			}
-			c, err := net.Dial("tcp", at)
-			if err != nil {
-				t.Fatal(err)
-			}
-			c.Close()
+			ktest.Wait(t, 10*time.Second, "the route to "+at+", which the kernel makes a moment later, and a reply", func() bool {
+				c, err := net.Dial("tcp", at)
+				if err == nil {
+					c.Close()
+				}
+				return err == nil
+			})
 			if _, err := e.listen(t.Context(), at); !errors.Is(err, unix.EADDRINUSE) {
 				t.Errorf("a second one at %s: %v", at, err)
 			}
