@@ -354,7 +354,7 @@ func sessionRace(t *testing.T, g *gateway) {
 	stop := g.startGC(t)
 	defer stop()
 	var wg sync.WaitGroup
-	begin := time.Now()
+	program, begin := g.program(t, "tc_inside"), time.Now()
 	for w := range max(runtime.NumCPU(), 2) {
 		wg.Go(func() {
 			err := g.ns.Do(func() error {
@@ -365,7 +365,7 @@ func sessionRace(t *testing.T, g *gateway) {
 					frames := groups[random.IntN(len(groups))]
 					for range frames {
 						opts := &ebpf.RunOptions{Data: frames[random.IntN(len(frames))], Context: &skbContext{Ifindex: uint32(g.in.ifindex)}}
-						if _, err := g.programs["tc_inside"].Run(opts); err != nil {
+						if _, err := program.Run(opts); err != nil {
 							return err
 						}
 					}
@@ -518,7 +518,7 @@ func TestSessionsRead(t *testing.T) {
 	defer g.startGC(t)()
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
-	begin := time.Now()
+	program, begin := g.program(t, "tc_inside"), time.Now()
 	wg.Go(func() {
 		err := g.ns.Do(func() error {
 			for n := uint16(0); ; n++ {
@@ -530,7 +530,7 @@ func TestSessionsRead(t *testing.T) {
 				// One group speaks at a time, so that the others' sessions end and numbers are used again.
 				port := 1000 + 20000*uint16(time.Since(begin)/(2*time.Second)%3) + n%20000
 				opts := &ebpf.RunOptions{Data: g.in.arriving(packet("udp", 0, of(port))).Bytes(), Context: &skbContext{Ifindex: uint32(g.in.ifindex)}}
-				if _, err := g.programs["tc_inside"].Run(opts); err != nil {
+				if _, err := program.Run(opts); err != nil {
 					return err
 				}
 			}

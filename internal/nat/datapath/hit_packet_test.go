@@ -258,11 +258,12 @@ func BenchmarkHit(b *testing.B) {
 				frame := pktbuild.Frame{To: make([]byte, 6), From: r.in.neighbor, IP: packet}.Bytes()
 				var took []time.Duration
 				var counted []float64
+				program := r.program(b, h.name+"_inside")
 				for b.Loop() {
 					for range 20 {
 						r.putFlow(b, abiNatSideNAT_INSIDE, protocol, same, same, r.out, nil)
 						if err := r.ns.Do(func() error {
-							verdict, each, err := r.programs[h.name+"_inside"].Benchmark(frame, 250, nil)
+							verdict, each, err := program.Benchmark(frame, 250, nil)
 							if err == nil && verdict != h.redirect {
 								err = fmt.Errorf("verdict %d", int32(verdict))
 							}
@@ -274,7 +275,7 @@ func BenchmarkHit(b *testing.B) {
 					}
 					for range 20 {
 						if err := r.ns.Do(func() error {
-							all, err1 := instructions(r.programs[h.name+"_inside"], frame)
+							all, err1 := instructions(program, frame)
 							around, err2 := instructions(empty[h.name], frame)
 							counted = append(counted, all-around)
 							return errors.Join(err1, err2)

@@ -437,6 +437,7 @@ func TestEventsOfTwo(t *testing.T) {
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
+	g.ready(t, hooks, "_inside")
 	g.configure(t, func(c *abiNatConfig) {
 		short(c)
 		limitSessions(c, 1)

@@ -145,7 +145,14 @@ func aModelRig(t *testing.T) *modelRig {
 func newModelRig(t testing.TB, armed, zones bool) *modelRig {
 	t.Helper()
 	r := &modelRig{rig: newRig(t), count: map[abiNatReason]int{}, armed: armed}
-	r.zones = zones
+	if r.zones = zones; zones {
+		r.ready(t, hooks, "_zone", "_outside")
+	} else {
+		r.ready(t, hooks, "_inside", "_outside")
+	}
+	if armed {
+		r.ready(t, hooks, "_both")
+	}
 	r.ports = map[string]port{"in": r.in, "out": r.out}
 	if zones {
 		r.do(t, r.addZone(t))

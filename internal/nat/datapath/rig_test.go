@@ -12,7 +12,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -36,9 +38,12 @@ func TestMain(m *testing.M) {
 //
 //	internal host 192.168.1.2 --- in 192.168.1.1/24   gateway   out 203.0.113.1/24 --- router .254 --- the world
 type rig struct {
+	t        testing.TB // that it is made for
 	ns       *netns.Handle
 	maps     map[string]*ebpf.Map
-	programs map[string]*ebpf.Program
+	objects  []rigObject // of the hooks
+	mu       sync.Mutex
+	programs map[string]*ebpf.Program // those that a test has needed
 	in, out  port
 	flags    uint32 // of test runs of tc: checksumComplete or 0
 	zones    bool   // inside links are zones
@@ -85,7 +90,7 @@ func newRig(t testing.TB) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ns.Close() })
-	r := &rig{ns: ns, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}, flags: checksumComplete}
+	r := &rig{t: t, ns: ns, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}, flags: checksumComplete}
 	r.do(t, func() error { return r.build(t) })
 	return r
 }
@@ -103,6 +108,7 @@ func aRig(t *testing.T) *rig {
 	t.Helper()
 	if theRig == nil {
 		theRig = newRig(keeper{t})
+		theRig.ready(t, hooks, "_inside", "_outside")
 	}
 	theRig.flags = checksumComplete
 	forgetSessions(t, theRig.maps)
@@ -120,6 +126,56 @@ func (r *rig) do(t testing.TB, fn func() error) {
 	}
 }
 
+// rigObject is an object of a hook, and its maps.
+type rigObject struct {
+	spec *ebpf.CollectionSpec
+	maps map[string]*ebpf.Map
+}
+
+// load loads the maps that are not there, and some of the programs.
+func (o rigObject) load(t testing.TB, programs ...string) (*ebpf.Collection, error) {
+	spec := o.spec.Copy()
+	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !slices.Contains(programs, name) })
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: o.maps})
+	if err == nil {
+		t.Cleanup(coll.Close)
+	}
+	return coll, err
+}
+
+// ready loads programs of hooks: a test whose time runs does not wait for one then.
+func (r *rig) ready(t testing.TB, hooks []hook, sides ...string) {
+	t.Helper()
+	for _, h := range hooks {
+		for _, side := range sides {
+			r.program(t, h.name+side)
+		}
+	}
+}
+
+// program is one of a hook. It is loaded when a test needs it first: to check all of them takes the kernel several seconds.
+func (r *rig) program(t testing.TB, name string) *ebpf.Program {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.programs[name]; p != nil {
+		return p
+	}
+	for _, o := range r.objects {
+		if o.spec.Programs[name] == nil {
+			continue
+		}
+		coll, err := o.load(r.t, name)
+		if err != nil {
+			t.Fatalf("load %s: %+v", name, err)
+		}
+		r.programs[name] = coll.Programs[name]
+		return r.programs[name]
+	}
+	t.Fatalf("there is no program %s", name)
+	return nil
+}
+
 func (r *rig) build(t testing.TB) error {
 	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){"xdp": loadXdp, "tc": loadTc} {
 		spec, err := load()
@@ -129,18 +185,18 @@ func (r *rig) build(t testing.TB) error {
 		if err := setClock(spec); err != nil {
 			return err
 		}
-		known := map[string]*ebpf.Map{}
+		o := rigObject{spec: spec, maps: map[string]*ebpf.Map{}}
 		for n := range spec.Maps {
 			if m := r.maps[n]; m != nil {
-				known[n] = m
+				o.maps[n] = m
 			}
 		}
-		coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: known})
+		coll, err := o.load(t)
 		if err != nil {
 			return fmt.Errorf("load %s: %+w", name, err)
 		}
-		t.Cleanup(coll.Close)
-		maps.Copy(r.programs, coll.Programs)
+		o.maps = coll.Maps
+		r.objects = append(r.objects, o)
 		for n, m := range coll.Maps {
 			if r.maps[n] == nil && !strings.HasPrefix(n, ".") { // each object has its own global variables
 				r.maps[n] = m
@@ -380,11 +436,12 @@ func (r *rig) run(t testing.TB, h hook, side abiNatSide, p port, frame []byte, g
 		opts.Flags = r.flags
 	}
 	var verdict uint32
+	program := r.program(t, name)
 	err := r.ns.Do(func() (err error) {
-		verdict, err = r.programs[name].Run(opts)
+		verdict, err = program.Run(opts)
 		if errors.Is(err, unix.EINVAL) && opts.Flags != 0 { // Linux 6.9 and older
 			opts.Flags = 0
-			verdict, err = r.programs[name].Run(opts)
+			verdict, err = program.Run(opts)
 		}
 		return err
 	})

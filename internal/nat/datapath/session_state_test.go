@@ -75,6 +75,7 @@ var externalAddresses = [addressCount]string{"203.0.113.1", "203.0.113.16", "203
 func newGateway(t testing.TB) *gateway {
 	t.Helper()
 	g := &gateway{rig: newRig(t), hook: hooks[1]}
+	g.ready(t, hooks[1:], "_inside", "_outside")
 	g.do(t, func() error {
 		return netlink.RouteAdd(&netlink.Route{LinkIndex: g.in.ifindex, Gw: insideHost.AsSlice(),
 			Dst: &net.IPNet{IP: net.IP{192, 168, 0, 0}, Mask: net.CIDRMask(16, 32)}})
@@ -174,6 +175,7 @@ func aGateway(t *testing.T) *gateway {
 	t.Helper()
 	if theGateway == nil {
 		theGateway = newGateway(keeper{t})
+		theGateway.ready(t, hooks, "_inside", "_outside")
 	}
 	theGateway.hook, theGateway.flags = hooks[1], checksumComplete
 	theGateway.reset(t)
