@@ -248,7 +248,7 @@ func (p *Profile) readSamples(ctx context.Context, samples *ringbuf.Reader, stac
 // finish names the functions, and tells idle ticks from those at work and, if netns
 // is not 0, the namespace's from all others.
 func (p *Profile) finish(stacks map[string]uint64, netns uint64) error {
-	syms, err := freshSymbols()
+	syms, err := symbolsWithPrograms()
 	if err != nil {
 		return err
 	}

@@ -43,40 +43,30 @@ var known struct {
 	modules string
 }
 
-// kernelSymbols reads /proc/kallsyms, which takes about 0.1 s: once, and again
-// when other modules are loaded. The error wraps ErrUnavailable where the kernel
+// kernelSymbols reads those of the kernel and its modules from /proc/kallsyms, which takes about 0.1 s:
+// once, and again when other modules are loaded. The error wraps ErrUnavailable where the kernel
 // hides addresses; the table is then empty, and so are all names.
 func kernelSymbols() (*symbols, error) {
 	known.Lock()
 	defer known.Unlock()
-	return symbolsNow()
-}
-
-// freshSymbols reads them again whatever is known: eBPF programs come and go, and
-// no list of modules tells.
-func freshSymbols() (*symbols, error) {
-	known.Lock()
-	defer known.Unlock()
-	known.symbols = nil
-	return symbolsNow()
-}
-
-func symbolsNow() (*symbols, error) {
 	if modules := loadedModules(); known.symbols == nil || modules != known.modules {
-		known.symbols, known.err = readSymbols()
+		known.symbols, known.err = readSymbols(false)
 		known.modules = modules
 	}
 	return known.symbols, known.err
 }
 
-func readSymbols() (*symbols, error) {
+// symbolsWithPrograms reads those of eBPF programs, too, which come and go: no list of modules tells.
+func symbolsWithPrograms() (*symbols, error) { return readSymbols(true) }
+
+func readSymbols(programs bool) (*symbols, error) {
 	const what = "read the kernel's symbols"
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
 		return &symbols{}, refused(what, err)
 	}
 	defer f.Close()
-	s, err := parseSymbols(f)
+	s, err := parseSymbols(f, programs)
 	if err == nil && len(s.table) == 0 {
 		err = &unavailableError{what: what, why: "the kernel hides their addresses: run as root or with the capability CAP_SYSLOG, and see kernel.kptr_restrict"}
 	}
@@ -101,9 +91,13 @@ func HasFunction(name string) (bool, error) {
 	return s.address(name) != 0, err
 }
 
+// programsModule is what /proc/kallsyms has for a module of eBPF programs, which come after all modules.
+const programsModule = "bpf"
+
 // parseSymbols reads the format of /proc/kallsyms: address, type, name and
-// perhaps a module.
-func parseSymbols(r io.Reader) (*symbols, error) {
+// perhaps a module. Where programs are not wanted it ends before them: the kernel looks for each of
+// theirs from the first one on.
+func parseSymbols(r io.Reader, programs bool) (*symbols, error) {
 	s := &symbols{modules: []string{""}}
 	byModule := map[string]uint16{"": 0}
 	var names []byte
@@ -120,6 +114,9 @@ func parseSymbols(r io.Reader) (*symbols, error) {
 		}
 		name, module, _ := bytes.Cut(rest[2:], []byte{'\t'})
 		module = bytes.Trim(module, "[]")
+		if !programs && string(module) == programsModule {
+			break
+		}
 		number, ok := byModule[string(module)]
 		if !ok && len(s.modules) < math.MaxUint16 {
 			number = uint16(len(s.modules))

@@ -3,8 +3,11 @@
 package observe
 
 import (
+	"errors"
+	"io"
 	"strings"
 	"testing"
+	"testing/iotest"
 )
 
 const someSymbols = `0000000000000000 A fixed_percpu_data
@@ -19,7 +22,7 @@ ffffffff81000400 t
 `
 
 func TestSymbols(t *testing.T) {
-	s, err := parseSymbols(strings.NewReader(someSymbols))
+	s, err := parseSymbols(strings.NewReader(someSymbols), true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,9 +56,25 @@ func TestSymbols(t *testing.T) {
 	}
 }
 
+// The kernel takes long to list the symbols of thousands of eBPF programs: who does not ask for them does not read on.
+func TestSymbolsEndBeforePrograms(t *testing.T) {
+	const program = "ffffffffc0100000 t bpf_prog_6deef7357e7b4530_tc\t[bpf]\n"
+	after := iotest.ErrReader(errors.New("read on"))
+	s, err := parseSymbols(io.MultiReader(strings.NewReader(someSymbols+program), after), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := s.place(0xffffffffc0000010); got != "nft_do_chain+0x10" || s.address("bpf_prog_6deef7357e7b4530_tc") != 0 {
+		t.Errorf("%s, and a program at %#x", got, s.address("bpf_prog_6deef7357e7b4530_tc"))
+	}
+	if s, err = parseSymbols(strings.NewReader(someSymbols+program), true); err != nil || s.module(0xffffffffc0100000) != programsModule {
+		t.Errorf("with programs: %v", err)
+	}
+}
+
 // Where addresses are hidden all of them are zero.
 func TestSymbolsHidden(t *testing.T) {
-	s, err := parseSymbols(strings.NewReader("0000000000000000 T nf_hook_slow\n0000000000000000 t ip_rcv\n"))
+	s, err := parseSymbols(strings.NewReader("0000000000000000 T nf_hook_slow\n0000000000000000 t ip_rcv\n"), true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +86,7 @@ func TestSymbolsHidden(t *testing.T) {
 func FuzzParseSymbols(f *testing.F) {
 	f.Add(someSymbols)
 	f.Fuzz(func(t *testing.T, text string) {
-		s, err := parseSymbols(strings.NewReader(text))
+		s, err := parseSymbols(strings.NewReader(text), true)
 		if err != nil {
 			return
 		}
