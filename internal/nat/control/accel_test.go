@@ -3,6 +3,7 @@
 package control
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -27,6 +28,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
@@ -846,6 +848,56 @@ func TestAccelBypass(t *testing.T) {
 	o.Bypass = true
 	if p := b.accelOn(o); len(p.Bypassed) != len(want) {
 		t.Errorf("accepted %+v", p.Bypassed)
+	}
+}
+
+// Acceleration that is refused changes nothing of the connections.
+func TestAccelRefused(t *testing.T) {
+	b := newAccelTestbed(t)
+	tool := ktest.Tool(t, "conntrack")
+	events := make(chan string, 64)
+	b.in(b.gateway, func() error {
+		cmd := exec.CommandContext(t.Context(), tool, "-E", "-p", "tcp")
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return err
+		}
+		go func() {
+			for lines := bufio.NewScanner(out); lines.Scan(); {
+				events <- lines.Text()
+			}
+		}()
+		return cmd.Start()
+	})
+	port := uint16(1000)
+	// open makes a connection, and returns what happened to others before that.
+	open := func() (before []string) {
+		for {
+			port++
+			to := netip.AddrPortFrom(netip.MustParseAddr("198.19.0.1"), port)
+			b.in(b.gateway, func() error {
+				_, err := conntrack.Fill(t.Context(), conntrack.FillOptions{Count: 1, Dest: to, State: conntrack.TCPEstablished, Timeout: time.Hour})
+				return err
+			})
+			for begin := time.Now(); time.Since(begin) < time.Second; { // then again: it did not listen yet
+				select {
+				case line := <-events:
+					if strings.Contains(line, fmt.Sprint("dport=", port)) {
+						return before
+					}
+					before = append(before, line)
+				case <-time.After(100 * time.Millisecond):
+				}
+			}
+		}
+	}
+	open()
+	b.run("", "tc", "qdisc", "add", "dev", "out", "root", "tbf", "rate", "100mbit", "burst", "100k", "latency", "1s")
+	if _, err := AccelOn(t.Context(), b.accelOptions()); !errors.As(err, new(*BypassError)) {
+		t.Fatalf("not refused: %v", err)
+	}
+	if got := open(); len(got) > 0 {
+		t.Errorf("events %q", got)
 	}
 }
 

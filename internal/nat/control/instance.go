@@ -221,10 +221,11 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 			return nil, err
 		}
 	}
+	accelerated := rec != nil && rec.Accel != nil && rec.Accel.TCPTimeout > 0 && in.pinned() // or it was refused
 	if err := datapath.Unload(in.dir); err != nil {
 		return nil, err
 	}
-	if rec != nil && rec.Accel != nil && rec.Accel.TCPTimeout > 0 {
+	if accelerated {
 		stalled, err := exceptConnections(in.ns)
 		if err != nil {
 			return nil, err
