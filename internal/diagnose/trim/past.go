@@ -41,4 +41,4 @@ func PastChains(chains []snapshot.Chain) (out []Past) {
 // Shaping names the queueing disciplines that treat packets by what the stack knows of
 // them. The others only queue, and packets of the engine queue as well: on tc; XDP goes
 // past every one.
-var Shaping = []string{"htb", "hfsc", "tbf", "cbq", "drr", "prio", "cake", "dsmark", "multiq"}
+var Shaping = []string{"htb", "hfsc", "tbf", "cbq", "drr", "prio", "cake", "dsmark", "multiq", "ets", "qfq", "mqprio", "taprio"}
