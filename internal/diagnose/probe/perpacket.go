@@ -23,7 +23,7 @@ var nftPerPacket = map[string]bool{
 // xtPerPacket are matches and targets of iptables. TCPMSS changes SYNs only.
 var xtPerPacket = map[string]bool{
 	"limit": true, "hashlimit": true, "quota": true, "statistic": true, "recent": true, "connbytes": true, "length": true,
-	"string": true, "u32": true, "bpf": true, "ttl": true, "nfacct": true, "rateest": true, "mac": true, "dscp": true, "tos": true, "ecn": true,
+	"string": true, "u32": true, "bpf": true, "ttl": true, "nfacct": true, "rateest": true, "mac": true, "dscp": true, "tos": true, "ecn": true, "cpu": true,
 	"NFQUEUE": true, "QUEUE": true, "TOS": true, "DSCP": true, "ECN": true, "TTL": true, "CLASSIFY": true, "NFLOG": true,
 	"LOG": true, "ULOG": true, "TEE": true, "CHECKSUM": true, "RATEEST": true, "IDLETIMER": true, "TPROXY": true, "TRACE": true, "AUDIT": true,
 }

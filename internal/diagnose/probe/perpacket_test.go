@@ -49,8 +49,15 @@ table inet t {
 	chain e { type filter hook forward priority 4; tcp sequence 1 drop; }
 	chain f { type filter hook forward priority 5; log drop; }
 }
+table inet t1 { chain a { type filter hook forward priority 0; meta random < 1000000 drop; }; }
+table inet t2 { chain a { type filter hook forward priority 0; meta cpu 1 drop; }; }
+table inet t3 { chain a { type filter hook forward priority 0; ip ttl 1 drop; }; }
+table inet t4 { chain a { type filter hook forward priority 0; ip dscp cs1 drop; }; }
+table inet t5 { chain a { type filter hook forward priority 0; ip length > 1000 drop; }; }
+table inet t6 { chain a { type filter hook forward priority 0; ip6 hoplimit 1 drop; ip6 saddr fd00::1 ip6 dscp cs1 drop; ip6 length > 1000 drop; }; }
+table inet t7 { chain a { type filter hook forward priority 0; ip protocol tcp ip saddr 10.0.0.1 drop; ip frag-off & 0x1fff != 0 drop; ip saddr . ip daddr { 10.0.0.1 . 10.0.0.2 } drop; }; }
 table ip t { chain a { type filter hook forward priority 0; ip ttl 1 drop; }; }`,
-			"t/a: meta, t/b: connbytes, t/d: payload, t/e: payload, t/a: payload"},
+			"t/a: meta, t/b: connbytes, t/d: payload, t/e: payload, t1/a: meta, t2/a: meta, t3/a: payload, t4/a: payload, t5/a: payload, t/a: payload"},
 		{"nft", "after what accepts established flows", `
 table inet t {
 	chain forward { type filter hook forward priority 0

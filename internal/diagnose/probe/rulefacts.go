@@ -66,18 +66,19 @@ func writes(name string, a nftAttrs) bool {
 }
 
 // varies tells whether packets of a flow differ in what is loaded: their length, TOS and
-// TTL, TCP's numbers, the link's addresses. Flags of TCP are not among it, because SYN, FIN
+// TTL, TCP's numbers, the link's addresses, a random number, their CPU. Flags of TCP are not among it, because SYN, FIN
 // and RST are what rules ask for.
 func varies(family, name string, a nftAttrs) bool {
 	base, offset := a.number(unix.NFTA_PAYLOAD_BASE), a.number(unix.NFTA_PAYLOAD_OFFSET)
 	switch {
 	case name == "meta":
 		_, loads := a[unix.NFTA_META_DREG]
-		return loads && a.number(unix.NFTA_META_KEY) == unix.NFT_META_LEN
+		key := a.number(unix.NFTA_META_KEY)
+		return loads && (key == unix.NFT_META_LEN || key == unix.NFT_META_PRANDOM || key == unix.NFT_META_CPU)
 	case name != "payload" || a[unix.NFTA_PAYLOAD_DREG] == nil:
 		return false
 	case base == unix.NFT_PAYLOAD_NETWORK_HEADER:
-		return family == "ip" && offset < 9 && offset != 6
+		return family != "ip6" && offset < 9 && offset != 6 // of family inet, rules for IPv6 say so before
 	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		return offset >= 4 && offset != 12 && offset != 13
 	}
