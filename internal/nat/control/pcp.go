@@ -381,7 +381,8 @@ func (c *portControl) byEgress(q *datapath.LeaseRequest, ask func() (datapath.Le
 	if q.Remote.IsValid() {
 		to = q.Remote.Addr().AsSlice()
 	}
-	if routes, err := netlink.RouteGet(to); err == nil && len(routes) > 0 && slices.Contains(c.outside, routes[0].LinkIndex) {
+	routes, unreachable := netlink.RouteGet(to)
+	if unreachable == nil && len(routes) > 0 && slices.Contains(c.outside, routes[0].LinkIndex) {
 		links = append(links, routes[0].LinkIndex)
 	}
 	if !q.Remote.IsValid() {
@@ -406,8 +407,15 @@ func (c *portControl) byEgress(q *datapath.LeaseRequest, ask func() (datapath.Le
 			break
 		}
 	}
+	if away := len(c.outside) < len(c.file.Outside) || q.Remote.IsValid() && unreachable != nil; away && r == datapath.LeaseUntranslated {
+		return r, errAway
+	}
 	return r, nil
 }
+
+// errAway is that no rule is about a host, and an outside interface is not there, or the route: with it
+// one may be. A client that is refused asks again much later.
+var errAway = errors.New("the network is away")
 
 // resultOf is what a client is told.
 func resultOf(r datapath.LeaseResult) pcp.Result {

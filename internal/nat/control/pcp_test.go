@@ -522,3 +522,29 @@ func TestPCPNatpmpc(t *testing.T) {
 		}
 	}
 }
+
+// While the uplink is away a request fails as the network does, for half a minute: NOT_AUTHORIZED would
+// keep the client from asking for half an hour.
+func TestPCPUplinkGone(t *testing.T) {
+	b := servePCP(t, pcpRules, AttachTC)
+	b.mapped(b.request(1, 17, 7000, 600, nil))
+	peer := b.request(2, 17, 7000, 600, func(q []byte) {
+		to := netip.MustParseAddr("::ffff:192.0.2.9").As16()
+		binary.BigEndian.PutUint16(q[60:], 443)
+		copy(q[64:], to[:])
+	})
+	b.in(b.gateway, func() error {
+		l, err := netlink.LinkByName("out")
+		return errors.Join(err, netlink.LinkDel(l))
+	})
+	b.hears("waiting", "out")
+	for name, q := range map[string][]byte{"MAP": b.request(1, 17, 7001, 600, nil), "refresh": b.request(1, 17, 7000, 600, nil), "PEER": peer} {
+		a := b.ask(b.client, "10.0.0.1:5351", q)
+		if len(a) < 24 || a[3] != 7 || binary.BigEndian.Uint32(a[4:]) != 30 {
+			t.Errorf("%s: % x", name, a)
+		}
+	}
+	if a := b.ask(b.client, "10.0.0.1:5351", []byte{0, 1, 0, 0, 27, 88, 0, 0, 0, 0, 2, 88}); len(a) < 4 || a[3] != 3 {
+		t.Errorf("NAT-PMP: % x", a)
+	}
+}
