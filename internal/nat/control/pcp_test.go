@@ -548,3 +548,25 @@ func TestPCPUplinkGone(t *testing.T) {
 		t.Errorf("NAT-PMP: % x", a)
 	}
 }
+
+// Another program on the port is reported once, and not each time that the machine is looked at.
+func TestPCPPortTaken(t *testing.T) {
+	b := newTestbed(t)
+	var other net.PacketConn
+	b.in(b.gateway, func() (err error) { other, err = net.ListenPacket("udp4", ":5351"); return err })
+	s := &pcpTestbed{b.serve(pcpRules, ServeOptions{}), 1}
+	s.hears("waiting", "another program has UDP port 5351")
+	s.hears("up", "")
+	time.Sleep(serveLook + 2*time.Second)
+	for len(s.events) > 0 {
+		if e := <-s.events; e.Kind == "waiting" {
+			t.Errorf("%s again: %q", e.Kind, e.Why)
+		}
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if a := s.ask(b.client, "10.0.0.1:5351", []byte{0, 0}); a == nil { // until the next look
+		ktest.Wait(t, patient, "an answer", func() bool { return s.ask(b.client, "10.0.0.1:5351", []byte{0, 0}) != nil })
+	}
+}

@@ -69,7 +69,7 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, hold.release()) }()
-	s := &server{o: o, hold: hold, recorder: newRecorder(), state: ServeState{Process: os.Getpid(), Since: time.Now(), File: o.File, Starting: true}}
+	s := &server{o: o, hold: hold, recorder: newRecorder(), told: map[topic]string{}, state: ServeState{Process: os.Getpid(), Since: time.Now(), File: o.File, Starting: true}}
 	s.o.serve, s.o.Wait = hold, true
 	s.ports = newPortControl(o.Namespace)
 	defer func() { err = errors.Join(err, s.ports.Close()) }()
@@ -130,10 +130,20 @@ type server struct {
 
 	recorder recorder
 
-	failed time.Time // the last try of something
-	woken  bool      // something has happened since
-	told   string    // what was reported last of what may be the case for long
+	failed time.Time        // the last try of something
+	woken  bool             // something has happened since
+	told   map[topic]string // what was reported last of what may be the case for long
 }
+
+// topic is what something that may be the case for long is about.
+type topic uint8
+
+const (
+	ofRules topic = iota // and the machine
+	ofFile               // its folder
+	ofPorts              // that hosts ask for
+	ofLog
+)
 
 func (s *server) say(e *ServeEvent) {
 	e.Time, e.File = time.Now(), s.o.File
@@ -256,9 +266,11 @@ func (s *server) use(p *Plan, file *rulefile.File, text string) {
 
 // control reports why hosts can't ask for explicit mappings.
 func (s *server) control(err error) {
-	if err != nil {
-		s.tell(&ServeEvent{Kind: "waiting", Why: strings.Split(err.Error(), "\n")})
+	if err == nil {
+		s.told[ofPorts] = ""
+		return
 	}
+	s.tell(ofPorts, &ServeEvent{Kind: "waiting", Why: strings.Split(err.Error(), "\n")})
 }
 
 // run waits for something to happen, and looks what it was.
@@ -267,7 +279,9 @@ func (s *server) run(ctx context.Context) {
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		if err := s.watcher.follow(s.o.File); err != nil { // its folder is gone: the tick looks again
-			s.tell(&ServeEvent{Kind: "waiting", Why: []string{err.Error()}})
+			s.tell(ofFile, &ServeEvent{Kind: "waiting", Why: []string{err.Error()}})
+		} else {
+			s.told[ofFile] = ""
 		}
 		select {
 		case <-ctx.Done():
@@ -283,7 +297,10 @@ func (s *server) run(ctx context.Context) {
 			s.look(ctx, "file", false)
 			s.recorder.follow(s.o.Record, s.file.Log)
 		case err := <-s.recorder.failed:
-			s.tell(&ServeEvent{Kind: "unrecorded", Error: err.Error()})
+			if time.Since(s.recorder.began) > serveRetry { // it was kept until now
+				s.told[ofLog] = ""
+			}
+			s.tell(ofLog, &ServeEvent{Kind: "unrecorded", Error: err.Error()})
 		}
 	}
 }
@@ -375,7 +392,7 @@ func (s *server) reload(ctx context.Context, cause, text string) {
 		if p, err = Apply(ctx, file, text, o); err == nil {
 			s.metrics.reloaded(cause, nil)
 			s.use(p, file, text)
-			s.told = ""
+			s.told[ofRules] = ""
 			s.say(&ServeEvent{Kind: "reloaded", Plan: p})
 			return
 		}
@@ -387,13 +404,13 @@ func (s *server) reload(ctx context.Context, cause, text string) {
 func (s *server) keep(cause string, where *error, err error) {
 	*where, s.failed, s.woken = err, time.Now(), false
 	s.metrics.reloaded(cause, err)
-	s.tell(&ServeEvent{Kind: "kept", Error: err.Error()})
+	s.tell(ofRules, &ServeEvent{Kind: "kept", Error: err.Error()})
 }
 
 // tell says something that may be the case for long, once.
-func (s *server) tell(e *ServeEvent) {
-	if now := e.Kind + e.Error + strings.Join(e.Why, ";"); now != s.told {
-		s.told = now
+func (s *server) tell(of topic, e *ServeEvent) {
+	if now := e.Kind + e.Error + strings.Join(e.Why, ";"); now != s.told[of] {
+		s.told[of] = now
 		s.say(e)
 	}
 }
@@ -418,11 +435,11 @@ func (s *server) follow(ctx context.Context) {
 		s.adapt(ctx, changed)
 	case len(changed) == 0 && len(awaited) > 0:
 		s.machineError = nil
-		s.tell(&ServeEvent{Kind: "waiting", Why: awaited})
+		s.tell(ofRules, &ServeEvent{Kind: "waiting", Why: awaited})
 	case len(changed) == 0:
 		s.machineError = nil
 		if s.fileError == nil {
-			s.told = ""
+			s.told[ofRules] = ""
 		}
 	}
 }
@@ -445,7 +462,7 @@ func (s *server) adapt(ctx context.Context, why []string) {
 		s.keep("machine", &s.machineError, fmt.Errorf("%s: %w", strings.Join(why, "; "), err))
 		return
 	}
-	s.machineError, s.told = nil, ""
+	s.machineError, s.told[ofRules] = nil, ""
 	s.metrics.reloaded("machine", nil)
 	s.metrics.use(p, s.file)
 	s.say(&ServeEvent{Kind: "followed", Why: why, Plan: p})
