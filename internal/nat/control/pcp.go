@@ -66,18 +66,21 @@ func (c *portControl) use(file *rulefile.File) error {
 	if file.PCP.IsZero() {
 		return errors.Join(err, c.keep(nil))
 	}
-	e, openErr := Open(c.ns)
-	if openErr != nil {
-		return errors.Join(err, openErr)
+	return errors.Join(err, c.start())
+}
+
+// start opens the engine. The lock is held.
+func (c *portControl) start() (err error) {
+	if c.engine, err = Open(c.ns); err != nil {
+		return err
 	}
-	c.engine = e
-	if loadErr := e.ReadyForLeases(); loadErr != nil {
-		return errors.Join(err, loadErr, c.drop())
+	if err := c.engine.ReadyForLeases(); err != nil {
+		return errors.Join(err, c.drop())
 	}
-	server := pcp.New(c, pcp.Config{MinLifetime: file.PCP.MinLifetime, MaxLifetime: file.PCP.MaxLifetime, Rate: pcp.DefaultRate})
+	server := pcp.New(c, pcp.Config{MinLifetime: c.file.PCP.MinLifetime, MaxLifetime: c.file.PCP.MaxLifetime, Rate: pcp.DefaultRate})
 	server.Count = func(protocol, opcode, result string) { c.counts[portRequest{protocol, opcode, result}]++ }
 	c.server = server
-	return errors.Join(err, c.look())
+	return c.look()
 }
 
 // follow looks what has changed: interfaces that were made again, mappings that were lost, the
@@ -85,10 +88,13 @@ func (c *portControl) use(file *rulefile.File) error {
 func (c *portControl) follow() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.engine == nil {
-		return nil
+	switch {
+	case c.engine != nil:
+		return c.look()
+	case c.file != nil && !c.file.PCP.IsZero(): // it could not be opened
+		return c.start()
 	}
-	return c.look()
+	return nil
 }
 
 func (c *portControl) look() error {

@@ -570,3 +570,25 @@ func TestPCPPortTaken(t *testing.T) {
 		ktest.Wait(t, patient, "an answer", func() bool { return s.ask(b.client, "10.0.0.1:5351", []byte{0, 0}) != nil })
 	}
 }
+
+// What keeps hosts from asking may pass: the engine is opened again with the next look.
+func TestPCPBeginsLater(t *testing.T) {
+	b := newTestbed(t)
+	file, err := rulefile.Parse("nat.yaml", []byte(pcpRules))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newPortControl(b.gateway)
+	defer c.Close()
+	if err := c.use(file); !errors.Is(err, ErrDown) {
+		t.Fatalf("%v", err)
+	}
+	b.up(pcpRules, b.options())
+	if err := c.follow(); err != nil {
+		t.Fatal(err)
+	}
+	p := &pcpTestbed{&servedTestbed{testbed: b}, 1}
+	if a := p.ask(b.client, "10.0.0.1:5351", []byte{0, 0}); len(a) != 12 {
+		t.Errorf("% x", a)
+	}
+}
