@@ -162,6 +162,9 @@ type Store struct {
 
 	jobs chan part
 	done chan struct{}
+	// beginning: parts are of what an hour begins with, which is not whole yet.
+	beginning bool
+	begun     []part // that are written
 
 	mu    sync.Mutex
 	stats Stats
@@ -343,14 +346,24 @@ func (s *Store) begin(at natlog.Micros, between []natlog.Record) error {
 	if err := s.create(part{number: s.current.number + 1}); err != nil {
 		return err
 	}
-	if err := s.snapshot(at, between); err != nil {
-		if s.journal != nil { // half a snapshot is no beginning of an hour
+	s.beginning = true
+	err := s.snapshot(at, between)
+	s.beginning = false
+	if err != nil { // half a snapshot is no beginning of an hour
+		if s.journal != nil {
 			s.journal.Close()
-			s.journal = nil
-			os.Remove(s.current.path)
+			s.journal, s.begun = nil, append(s.begun, s.current)
 		}
+		for _, p := range s.begun {
+			os.Remove(p.path)
+		}
+		s.begun = nil
 		return err
 	}
+	for _, p := range s.begun {
+		s.hand(p)
+	}
+	s.begun = nil
 	s.count(func(stats *Stats) { stats.Gaps += uint64(len(between)) })
 	return nil
 }
@@ -397,8 +410,17 @@ func (s *Store) finish() {
 		s.say("%s: %v", s.current.path, err)
 	}
 	s.journal = nil
+	if s.beginning {
+		s.begun = append(s.begun, s.current)
+		return
+	}
+	s.hand(s.current)
+}
+
+// hand has a journal become a Parquet file.
+func (s *Store) hand(p part) {
 	select {
-	case s.jobs <- s.current:
+	case s.jobs <- p:
 	default: // it is readable as it is, and converted at the next start
 	}
 }
@@ -410,12 +432,8 @@ func (s *Store) convertAgain() {
 		return // retain reports it
 	}
 	for _, p := range list {
-		if !p.journal || p.number == s.current.number {
-			continue
-		}
-		select {
-		case s.jobs <- p:
-		default:
+		if p.journal && p.number != s.current.number {
+			s.hand(p)
 		}
 	}
 }

@@ -566,6 +566,54 @@ func TestDiskFull(t *testing.T) {
 	r.must(r.s.Close())
 }
 
+// Half of what an hour begins with is no hour, also where that takes several parts: nothing of it stays
+// on a full disk, and who was alive before and after is one.
+func TestHalfABeginning(t *testing.T) {
+	r := newRig(t)
+	r.o.PartRecords = frameMost
+	room := 1 << 24
+	r.o.file = func(path string) (file, error) {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
+		return fullFile{f, &room}, err
+	}
+	for i := range 3 * frameMost {
+		r.alive[mapping(fmt.Sprintf("10.0.0.1:%d", 1000+i), fmt.Sprintf("198.51.100.1:%d", 5000+i))] = natlog.MicrosOf(r.now)
+	}
+	r.open()
+	before := r.now
+	had := len(r.files(""))
+	for range 3 {
+		r.pass(time.Hour)
+		room = 150_000 // of the first part, and some of the second
+		if err := r.s.Tick(); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("%v with %d bytes left", err, room)
+		}
+		r.s.drain(t)
+		for _, path := range r.files("") {
+			if strings.Contains(path, "0000000002") || strings.Contains(path, "0000000003") || strings.Contains(path, "0000000004") {
+				t.Errorf("%s stays", path)
+			}
+		}
+	}
+	room = 1 << 24
+	r.pass(time.Hour)
+	r.must(r.s.Tick())
+	if n := len(r.files("")); n < had {
+		t.Errorf("%d files, and %d before", n, had)
+	}
+	if got := r.who("198.51.100.1:7000", before); len(got.Lives) != 1 || got.Lives[0].Until != 0 {
+		t.Errorf("%+v", got)
+	}
+	r.must(r.s.Close())
+}
+
+// drain waits until all that was handed on is converted.
+func (s *Store) drain(t *testing.T) {
+	t.Helper()
+	ktest.Wait(t, time.Minute, "the journals to be taken", func() bool { return len(s.jobs) == 0 })
+	time.Sleep(50 * time.Millisecond) // the one that was taken last
+}
+
 // On a full disk old hours are removed all the same: they may be what fills it. So they are when the log
 // is opened there, with less to keep than before.
 func TestRetentionOnFullDisk(t *testing.T) {
