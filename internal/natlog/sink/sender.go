@@ -75,7 +75,7 @@ func newSender(s *Sinks, to natlog.Sink) *sender {
 // resume takes over where an earlier run was.
 func (w *sender) resume(had State) {
 	w.placed, w.confirmed, w.reading, w.first = true, had.Position, had.Position, had.FirstHour
-	w.sent, w.lost = had.Sent, had.Lost
+	w.sent, w.lost, w.formless = had.Sent, had.Lost, had.Formless
 }
 
 // start begins with the running hour, which begins with all that is alive. So does a sink whose
