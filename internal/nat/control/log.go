@@ -30,6 +30,7 @@ type Log struct {
 	pin    os.FileInfo // of what was opened
 	path   string
 	inode  uint64 // of the namespace
+	began  bool   // nothing was recorded before
 }
 
 // OpenLog opens the log of the engine that is up. Where the rules do not say what is recorded, it is
@@ -45,7 +46,7 @@ func OpenLog(ns *netns.Handle, record rulefile.LogRecord, destinations bool) (_ 
 	l := &Log{inode: ns.Inode()}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, l.Close())
+			err = errors.Join(err, l.Abandon())
 		}
 	}()
 	if err := l.hold(instancePath(ns.Inode(), ".log")); err != nil {
@@ -61,7 +62,7 @@ func OpenLog(ns *netns.Handle, record rulefile.LogRecord, destinations bool) (_ 
 	if err := l.engine.LetGo(); err != nil {
 		return nil, err
 	}
-	if err := l.engine.AskLog(record, destinations); err != nil {
+	if l.began, err = l.engine.AskLog(record, destinations); err != nil {
 		return nil, err
 	}
 	l.LogReader, err = l.engine.OpenLog()
@@ -117,6 +118,15 @@ func (l *Log) Up() bool {
 
 // CloseAsked closes it and ends what OpenLog has had recorded.
 func (l *Log) CloseAsked() error { return errors.Join(l.engine.ForgetLog(), l.Close()) }
+
+// Abandon closes one that could not be kept. What was recorded before it was opened goes on, with all
+// that the ring has: the one who was killed left it to who comes.
+func (l *Log) Abandon() error {
+	if l.began {
+		return l.CloseAsked()
+	}
+	return l.Close()
+}
 
 // Close lets go of the log. The engine goes on filling it.
 func (l *Log) Close() error {

@@ -127,13 +127,13 @@ func (e *Engine) nextLog(t *Tables) (now, next uint32, err error) {
 }
 
 // AskLog has the engine record, if its rules do not say what: natkit log does so. ForgetLog takes
-// it back.
-func (e *Engine) AskLog(record rulefile.LogRecord, destinations bool) error {
+// it back. began: nothing was recorded before.
+func (e *Engine) AskLog(record rulefile.LogRecord, destinations bool) (began bool, err error) {
 	now, err := e.logRecorded()
 	if err != nil || now != 0 && now&logAsked == 0 {
-		return err
+		return false, err
 	}
-	return e.setLog(logWhat(record, destinations) | logAsked)
+	return now == 0, e.setLog(logWhat(record, destinations) | logAsked)
 }
 
 // ForgetLog ends what AskLog has begun.

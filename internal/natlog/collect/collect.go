@@ -149,7 +149,7 @@ func Run(ctx context.Context, o Options) (err error) {
 // closeBoth closes sources of a log that has not begun.
 func closeBoth(engine *engineSource, kernel *kernelSource) (err error) {
 	if engine != nil {
-		err = engine.close()
+		err = engine.log.Abandon()
 	}
 	if kernel != nil {
 		err = errors.Join(err, kernel.close())
@@ -376,7 +376,7 @@ func (c *collector) look(ctx context.Context) error {
 		if engine != nil {
 			resumed, err := engine.resume(&store.Left{Now: c.now()})
 			if err != nil {
-				return errors.Join(err, engine.close())
+				return errors.Join(err, engine.log.Abandon())
 			}
 			if engine.log.Asked() && c.without.engine != 0 { // otherwise its ring has everything
 				c.gap(natlog.Engine, c.without.engine, c.now(), "an engine was up that did not record yet")

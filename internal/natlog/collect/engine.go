@@ -34,6 +34,7 @@ type engineLog interface {
 	Interface(zone uint8) string
 	Up() bool
 	CloseAsked() error
+	Abandon() error
 }
 
 // engineSource is an engine ebpf: the ring of its log, and its maps.
@@ -108,7 +109,7 @@ const (
 func newEngineSource(c *collector, log engineLog) (*engineSource, error) {
 	name, err := log.Engine()
 	if err != nil {
-		return nil, errors.Join(err, log.CloseAsked())
+		return nil, errors.Join(err, log.Abandon())
 	}
 	s := &engineSource{
 		c: c, log: log, name: name, alive: map[datapath.LogKey]natlog.Micros{}, uses: map[datapath.LogKey]use{}, ahead: map[uint32]bool{},

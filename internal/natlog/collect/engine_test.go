@@ -52,6 +52,7 @@ func (f *fakeLog) Recorded(l datapath.LogLoss)               { f.loss.First = 0 
 func (f *fakeLog) Up() bool                                  { return !f.down }
 func (f *fakeLog) Interface(zone uint8) string               { return fmt.Sprintf("in%d", zone) }
 func (f *fakeLog) CloseAsked() error                         { f.read = 0; return nil }
+func (f *fakeLog) Abandon() error                            { f.read = 0; return nil }
 func (f *fakeLog) Release()                                  { f.ring, f.read = f.ring[f.read:], 0; f.releases++ }
 func (f *fakeLog) Addresses(func(datapath.AddressUse)) error { return nil }
 

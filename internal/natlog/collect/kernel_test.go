@@ -55,7 +55,7 @@ type closingLog struct {
 	closed int
 }
 
-func (l *closingLog) CloseAsked() error { l.closed++; return nil }
+func (l *closingLog) Abandon() error { l.closed++; return nil }
 
 // A log that cannot be kept lets go of the engine: the next try has it.
 func TestRunFails(t *testing.T) {
