@@ -354,15 +354,32 @@ func (c *portControl) Of(host netip.Addr) (out []pcp.Mapping) {
 	// What could not be read is not ended, and expires.
 	_ = c.engine.Leases(func(l *datapath.Lease) bool {
 		if l.Inside.Addr() == host && l.Zone == zone {
-			m := pcp.Mapping{Inside: l.Inside, Remote: l.Remote, Protocol: l.Protocol, Nonce: l.Nonce, Open: l.Open, Outside: l.Outside, Lifetime: l.Left}
-			for _, f := range l.Filters {
-				m.Filters = append(m.Filters, pcp.Filter(f))
-			}
-			out = append(out, m)
+			out = append(out, mappingOf(l))
 		}
 		return true
 	})
 	return out
+}
+
+// Find gives the mapping that a request is about.
+func (c *portControl) Find(m *pcp.Mapping) (have pcp.Mapping, ok bool) {
+	zone, err := c.engine.Zone(c.in)
+	if err != nil {
+		return have, false
+	}
+	l, err := c.engine.FindLease(m.Inside, m.Remote, m.Protocol, zone)
+	if err != nil || l == nil {
+		return have, false
+	}
+	return mappingOf(l), true
+}
+
+func mappingOf(l *datapath.Lease) pcp.Mapping {
+	m := pcp.Mapping{Inside: l.Inside, Remote: l.Remote, Protocol: l.Protocol, Nonce: l.Nonce, Open: l.Open, Outside: l.Outside, Lifetime: l.Left}
+	for _, f := range l.Filters {
+		m.Filters = append(m.Filters, pcp.Filter(f))
+	}
+	return m
 }
 
 // Epoch is since when no mapping was lost.

@@ -592,3 +592,34 @@ func TestPCPBeginsLater(t *testing.T) {
 		t.Errorf("% x", a)
 	}
 }
+
+// A request with FILTER adds to those of the mapping, whatever its protocol and its pool.
+func TestPCPFiltersAdd(t *testing.T) {
+	b := servePCP(t, `inside: [in]
+outside: [out]
+pcp: {on: [in]}
+pools:
+  other: {addresses: [198.51.100.8]}
+  cgn: {addresses: [198.51.100.5]}
+rules:
+  - {snat: 10.9.0.0/24, to: other}
+  - {snat: 10.0.0.0/24, to: cgn}
+`, AttachTC)
+	for _, protocol := range []byte{6, 17} {
+		for i, remote := range []string{"198.51.100.9", "198.51.100.77"} {
+			filter := netip.MustParseAddr("::ffff:" + remote).As16()
+			q := append(b.request(1, protocol, 7000, 600, nil), append([]byte{3, 0, 0, 20, 0, 128, 0, 0}, filter[:]...)...)
+			if r := b.result(q); r != 0 {
+				t.Fatalf("protocol %d, %s: result %d", protocol, remote, r)
+			}
+			for _, l := range b.leases() {
+				if l.Protocol == protocol && len(l.Filters) != i+1 {
+					t.Errorf("protocol %d, after %s: filters %v", protocol, remote, l.Filters)
+				}
+			}
+		}
+	}
+	if n := len(b.leases()); n != 2 {
+		t.Errorf("%d mappings", n)
+	}
+}

@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/bits"
 	"net/netip"
@@ -171,6 +172,33 @@ func (e *Engine) Leases(fn func(*Lease) bool) error {
 		}
 		return fn(leaseOf(key, l, now))
 	})
+}
+
+// FindLease gives the explicit mapping of an internal endpoint in a zone, of whatever pool; nil: there is
+// none. Leases goes through those of everybody.
+func (e *Engine) FindLease(inside, remote netip.AddrPort, protocol, zone uint8) (*Lease, error) {
+	key := abiNatLeaseKey{Internal: abiNatMappingKey{
+		Addr: octets(inside.Addr()), Port: bigEndian(inside.Port()), Class: uint8(abiNatClassNAT_UDP), Zone: zone,
+	}}
+	if protocol == unix.IPPROTO_TCP {
+		key.Internal.Class = uint8(abiNatClassNAT_TCP)
+	}
+	if remote.IsValid() {
+		key.Remote, key.RemotePort = octets(remote.Addr()), bigEndian(remote.Port())
+	}
+	for pool := range uint32(abiNatLimitNAT_MAX_POOLS) + 1 {
+		key.Internal.Pool = uint8(pool)
+		var l abiNatLease
+		err := e.m.Leases.Lookup(&key, &l)
+		if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && l.Expires == 0 {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read an explicit mapping: %w", err)
+		}
+		return leaseOf(&key, &l, clock()), nil
+	}
+	return nil, nil
 }
 
 // leaseTick is the unit of time in a lease.

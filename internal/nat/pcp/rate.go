@@ -18,6 +18,10 @@ type Rate struct {
 // requests a second cost a few per cent of a processor.
 var DefaultRate = Rate{PerSecond: 16, Burst: 64, AllPerSecond: 2000, AllBurst: 2000}
 
+// allCosts is how many requests one is that ends all mappings of a host: for it those of all hosts are
+// looked at, some 100 ms with 65536 of them.
+const allCosts = 16
+
 // clientsMax is how many clients are known at a time: those whose bucket is not full. Others share
 // one bucket then, so that a flood from invented addresses costs nobody's memory.
 const clientsMax = 8192
@@ -79,6 +83,13 @@ func (l *limiter) allow(now time.Time, who asker) bool {
 		l.others = full
 	}
 	return true
+}
+
+// charge has a client that was allowed pay for more requests than one.
+func (l *limiter) charge(who asker, requests int) {
+	if full, known := l.full[who]; known && l.rate.PerSecond > 0 {
+		l.full[who] = full.Add(time.Duration(requests) * time.Second / time.Duration(l.rate.PerSecond))
+	}
 }
 
 // forget removes clients whose bucket is full, once a second at most.

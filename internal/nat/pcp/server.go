@@ -34,8 +34,10 @@ type Engine interface {
 	Map(*Mapping) (outside netip.AddrPort, static bool, r Result)
 	// End ends a mapping: Success too if there is none.
 	End(*Mapping) Result
-	// Of gives those of a host.
+	// Of gives those of a host: it goes through those of all hosts.
 	Of(host netip.Addr) []Mapping
+	// Find gives the one of an internal endpoint, a protocol and a remote endpoint.
+	Find(*Mapping) (Mapping, bool)
 	// Epoch is since when no mapping was lost.
 	Epoch() time.Duration
 	// MaxFilters is how many filters a mapping may have.
@@ -53,6 +55,7 @@ type Server struct {
 	engine  Engine
 	config  Config
 	limiter limiter
+	client  asker // whose request is answered
 	// Count is called with each request that was answered or dropped: "map", "success".
 	Count func(protocol, opcode, result string)
 }
@@ -70,7 +73,8 @@ func (s *Server) Answer(now time.Time, in int, from netip.Addr, data []byte) []b
 		s.Count("unknown", "unknown", "ignored")
 		return nil
 	}
-	if !s.limiter.allow(now, asker{in, from}) {
+	s.client = asker{in, from}
+	if !s.limiter.allow(now, s.client) {
 		s.Count(protocolName(data[0]), opcodeName(data), "rate-limited")
 		return nil
 	}
@@ -154,16 +158,10 @@ func (s *Server) do(client netip.Addr, q *request) (outside netip.AddrPort, life
 
 // filters are those that the mapping has.
 func (s *Server) filters(m *Mapping) []Filter {
-	for _, have := range s.engine.Of(m.Inside.Addr()) {
-		if have.same(m) && have.Nonce == m.Nonce {
-			return have.Filters
-		}
+	if have, ok := s.engine.Find(m); ok && have.Nonce == m.Nonce {
+		return have.Filters
 	}
 	return nil
-}
-
-func (m *Mapping) same(other *Mapping) bool {
-	return m.Inside == other.Inside && m.Protocol == other.Protocol && m.Remote == other.Remote
 }
 
 func distinct(filters []Filter) (out []Filter) {
@@ -181,6 +179,7 @@ func (s *Server) end(m *Mapping) Result {
 	if m.Inside.Port() != 0 {
 		return s.engine.End(m)
 	}
+	s.limiter.charge(s.client, allCosts-1)
 	for _, have := range s.engine.Of(m.Inside.Addr()) {
 		ours := have.Protocol != 0 && !have.Remote.IsValid() && have.Open == m.Open && have.Nonce == m.Nonce
 		if ours && (m.Protocol == 0 || m.Protocol == have.Protocol) {

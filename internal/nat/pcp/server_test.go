@@ -16,6 +16,7 @@ type fakeEngine struct {
 	have   map[netip.AddrPort]Mapping
 	static bool
 	refuse Result
+	scans  int // calls of Of
 }
 
 func (f *fakeEngine) Map(m *Mapping) (netip.AddrPort, bool, Result) {
@@ -51,12 +52,18 @@ func (f *fakeEngine) End(m *Mapping) Result {
 }
 
 func (f *fakeEngine) Of(host netip.Addr) (out []Mapping) {
+	f.scans++
 	for _, m := range f.have {
 		if m.Inside.Addr() == host {
 			out = append(out, m)
 		}
 	}
 	return out
+}
+
+func (f *fakeEngine) Find(m *Mapping) (Mapping, bool) {
+	have, ok := f.have[m.Inside]
+	return have, ok && have.Protocol == m.Protocol
 }
 
 func (f *fakeEngine) Epoch() time.Duration { return 100 * time.Second }
@@ -207,6 +214,9 @@ func TestFilters(t *testing.T) {
 	have := e.have[netip.AddrPortFrom(client, 80)].Filters
 	if len(have) != 2 || have[1] != (Filter{netip.MustParsePrefix("198.51.100.0/24"), 0}) {
 		t.Errorf("%v", have)
+	}
+	if e.scans != 0 {
+		t.Errorf("the mappings of all hosts were looked at %d times", e.scans)
 	}
 	if ask(s, 1, UDP, 80, 600, nil); len(e.have[netip.AddrPortFrom(client, 80)].Filters) != 2 {
 		t.Error("a request without FILTER removes filters")
@@ -362,5 +372,25 @@ func TestAnnouncements(t *testing.T) {
 	}
 	if !slices.Equal(at, want) {
 		t.Errorf("sent at %v, want %v", at, want)
+	}
+}
+
+// A request for which the mappings of all hosts are looked at is as many as it costs.
+func TestRateOfAll(t *testing.T) {
+	answered := func(port uint16, lifetime uint32) (n int) {
+		_, s := newFake()
+		s.limiter = newLimiter(DefaultRate)
+		for range 2 * DefaultRate.Burst {
+			if ask(s, 1, UDP, port, lifetime, nil) != nil {
+				n++
+			}
+		}
+		return n
+	}
+	if n := answered(80, 0); n != DefaultRate.Burst {
+		t.Errorf("%d ends at once are answered, want %d", n, DefaultRate.Burst)
+	}
+	if n := answered(0, 0); n != DefaultRate.Burst/allCosts {
+		t.Errorf("%d ends of all are answered at once, want %d", n, DefaultRate.Burst/allCosts)
 	}
 }
