@@ -291,9 +291,13 @@ func (c *compiler) balanceShifted(index int, a rulefile.DNAT) string {
 		ports := Set{
 			Name: to(i), Key: datatypes([]part{partDestPort}), Data: []nftables.SetDatatype{nftables.TypeIPAddr, nftables.TypeInetService},
 		}
+		first := t.Ports.First
+		if t.Ports.IsZero() {
+			first = a.Ports.First // this target keeps them
+		}
 		for n := range a.Ports.Count() {
 			ports.Elements = append(ports.Elements, Element{
-				Key: keyPort(a.Ports.First + uint16(n)), Value: key(t.Address.AsSlice(), keyPort(t.Ports.First+uint16(n))), Rule: noRule,
+				Key: keyPort(a.Ports.First + uint16(n)), Value: key(t.Address.AsSlice(), keyPort(first+uint16(n))), Rule: noRule,
 			})
 		}
 		c.set(ports)
