@@ -115,6 +115,7 @@ type compiler struct {
 	armed    bool           // some interface is on both sides
 	beside   []string       // inside only, where that is so
 	tracked  map[int][]span // of stateless maps, by rule: hosts that have sessions
+	given    []string       // sets of the external addresses that hosts share
 }
 
 func (c *compiler) set(s Set) { c.table.Sets = append(c.table.Sets, s) }
@@ -302,7 +303,8 @@ func (c *compiler) nobody() []Rule {
 		return nil
 	}
 	var rules []Rule
-	for _, set := range c.addresses("outside_addresses", partDest, spans) {
+	c.given = c.addresses("outside_addresses", partDest, spans)
+	for _, set := range c.given {
 		rules = append(rules, rule(inSet(setLinks, partIn), inSet(set, partDest), destIsNotLocal(), drop()))
 	}
 	return rules

@@ -38,6 +38,9 @@ func (c *compiler) stateless() {
 	c.warn(rulefile.Position{}, "in ICMP errors about packets of stateless maps that have IPv4 options, the transport checksum inside stays as it is")
 	raw := filterChain("stateless_in", nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
 	raw.Rules = append(c.trackedAnyway(), c.amongInside(leavesBy(setArmed))...)
+	for _, set := range c.given {
+		raw.Rules = append(raw.Rules, rule(inSet(setInside, partIn), inSet(set, partDest), verdictWord(expr.VerdictAccept)))
+	}
 	sources := c.statelessSources(rules)
 	for _, set := range sources {
 		raw.Rules = append(raw.Rules, rule(inSet(setInside, partIn), inSet(set, partSource), leavesBy(setOutside), notrack()))

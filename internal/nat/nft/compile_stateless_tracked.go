@@ -3,6 +3,7 @@
 package nft
 
 import (
+	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
@@ -18,20 +19,48 @@ import (
 // a more special source rule or map, targets of forwards, and hosts of which an external address is
 // forwarded.
 func (c *compiler) trackHosts() {
-	c.tracked = map[int][]span{}
 	inside, outside := c.withSessions()
+	c.trackParts(inside, outside)
+	// What has sessions by a map has none by a wider stateless one.
+	for i, parts := range c.tracked {
+		m := c.file.Rules[i].Action.(rulefile.Map)
+		for _, part := range parts {
+			inside, outside = append(inside, prefixOn(m.Inside, part)), append(outside, prefixOn(m.Outside, part))
+		}
+	}
+	sortPrefixes(inside, outside)
+	c.trackParts(inside, outside)
 	for i := range c.file.Rules {
 		r := &c.file.Rules[i]
-		if !isStateless(r) {
+		if c.tracked[i] == nil {
 			continue
 		}
-		m := r.Action.(rulefile.Map)
-		spans := append(among(m.Inside, inside), among(m.Outside, outside)...)
-		if spans == nil {
-			continue
+		c.tracked[i] = flatten(c.tracked[i])
+		c.warn(r.Position, "hosts of a stateless map that other rules are about have sessions, so both directions must come by this gateway: %s", hostsText(sourceOf(r), c.tracked[i]))
+	}
+}
+
+// trackParts finds those that are about these addresses. Each part is a prefix's.
+func (c *compiler) trackParts(inside, outside []netip.Prefix) {
+	c.tracked = map[int][]span{}
+	for i := range c.file.Rules {
+		if r := &c.file.Rules[i]; isStateless(r) {
+			m := r.Action.(rulefile.Map)
+			if spans := append(among(m.Inside, inside), among(m.Outside, outside)...); spans != nil {
+				c.tracked[i] = spans
+			}
 		}
-		c.tracked[i] = flatten(spans)
-		c.warn(r.Position, "hosts of a stateless map that other rules are about have sessions, so both directions must come by this gateway: %s", hostsText(m.Inside, c.tracked[i]))
+	}
+}
+
+// prefixOn is the prefix of a part on a side of a map.
+func prefixOn(side netip.Prefix, part span) netip.Prefix {
+	return netip.PrefixFrom(onSide(side, part).First, 32-bits.Len32(part.last-part.first))
+}
+
+func sortPrefixes(lists ...[]netip.Prefix) {
+	for _, prefixes := range lists {
+		slices.SortFunc(prefixes, netip.Prefix.Compare)
 	}
 }
 
@@ -54,20 +83,19 @@ func (c *compiler) withSessions() (inside, outside []netip.Prefix) {
 			inside = append(inside, sourceOf(r))
 		}
 	}
-	for _, prefixes := range [][]netip.Prefix{inside, outside} {
-		slices.SortFunc(prefixes, netip.Prefix.Compare)
-	}
+	sortPrefixes(inside, outside)
 	return inside, outside
 }
 
-// among gives those of some prefixes, which are sorted, that are a part of another, or its one host.
+// among gives those of some prefixes, which are sorted, that are a part of another, or all of it: what
+// is equal is bound to interfaces, so more special.
 func among(of netip.Prefix, sorted []netip.Prefix) (spans []span) {
 	all := rulefile.RangeOf(of)
 	first := number(all.First)
 	byFirst := func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) }
 	next, _ := slices.BinarySearchFunc(sorted, all.First, byFirst)
 	for ; next < len(sorted) && all.Contains(sorted[next].Addr()); next++ {
-		if p := sorted[next]; p.Bits() > of.Bits() || singleHost(p) {
+		if p := sorted[next]; p.Bits() >= of.Bits() {
 			part := rulefile.RangeOf(p)
 			spans = append(spans, span{first: number(part.First) - first, last: number(part.Last) - first})
 		}
