@@ -55,6 +55,8 @@ type modelRig struct {
 	armed  bool   // see newModelRig
 	tight  bool   // subscribers may have little
 	passed uint32 // ticks: the last call of pass
+
+	confirmed uint32 // ticks: when neighbours were, as the engine has it
 }
 
 // Random packets through both hooks end as the model says, under random rules. Prints
@@ -374,6 +376,9 @@ func (r *modelRig) sequence(t *testing.T, seed uint64, packets int) (n int) {
 		}
 		r.confirm(t)
 		saw, err := r.send(t, p)
+		if err != nil && r.late() {
+			return n - 1
+		}
 		history = append(history, fmt.Sprintf("%v: %v", p, saw))
 		if err == nil {
 			err = r.model.packet(p, saw)

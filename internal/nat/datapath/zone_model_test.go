@@ -223,7 +223,11 @@ func (r *modelRig) confirm(t *testing.T) {
 	if _, err := r.maps["probed"].BatchUpdate(keys, values, nil); err != nil {
 		t.Fatal(err)
 	}
+	r.confirmed = ago
 }
+
+// late reports whether the machine was so busy that neighbours are no longer confirmed.
+func (r *modelRig) late() bool { return r.zones && now()-r.confirmed >= ticks(1) }
 
 // whose gives ends on the wire as the model has them: the MAC shows whom the packet is for.
 func (r *modelRig) whose(p modelPacket, ends modelEnds, frame []byte) (modelEnds, error) {
