@@ -20,16 +20,19 @@ import (
 // forwarded.
 func (c *compiler) trackHosts() {
 	inside, outside := c.withSessions()
-	c.trackParts(inside, outside)
-	// What has sessions by a map has none by a wider stateless one.
-	for i, parts := range c.tracked {
-		m := c.file.Rules[i].Action.(rulefile.Map)
-		for _, part := range parts {
-			inside, outside = append(inside, prefixOn(m.Inside, part)), append(outside, prefixOn(m.Outside, part))
+	// What has sessions by a map has none by another stateless one, of which other hosts may have
+	// them for that.
+	for known := -1; known < len(inside)+len(outside); {
+		known = len(inside) + len(outside)
+		c.trackParts(inside, outside)
+		for i, parts := range c.tracked {
+			m := c.file.Rules[i].Action.(rulefile.Map)
+			for _, part := range parts {
+				inside, outside = append(inside, prefixOn(m.Inside, part)), append(outside, prefixOn(m.Outside, part))
+			}
 		}
+		inside, outside = sortedOnce(inside), sortedOnce(outside)
 	}
-	sortPrefixes(inside, outside)
-	c.trackParts(inside, outside)
 	for i := range c.file.Rules {
 		r := &c.file.Rules[i]
 		if c.tracked[i] == nil {
@@ -58,10 +61,9 @@ func prefixOn(side netip.Prefix, part span) netip.Prefix {
 	return netip.PrefixFrom(onSide(side, part).First, 32-bits.Len32(part.last-part.first))
 }
 
-func sortPrefixes(lists ...[]netip.Prefix) {
-	for _, prefixes := range lists {
-		slices.SortFunc(prefixes, netip.Prefix.Compare)
-	}
+func sortedOnce(prefixes []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	return slices.Compact(prefixes)
 }
 
 // withSessions are the internal and external addresses that rules with sessions are about, sorted.
@@ -83,8 +85,7 @@ func (c *compiler) withSessions() (inside, outside []netip.Prefix) {
 			inside = append(inside, sourceOf(r))
 		}
 	}
-	sortPrefixes(inside, outside)
-	return inside, outside
+	return sortedOnce(inside), sortedOnce(outside)
 }
 
 // among gives those of some prefixes, which are sorted, that are a part of another, or all of it: what
