@@ -197,7 +197,8 @@ func (c *compiler) rewriting(name string, p part, offset uint32, rules []int, si
 	var out []Rule
 	if hosts.Elements != nil {
 		c.set(hosts)
-		out = append(out, rule(mapped(hosts.Name, p), rewriteMapped(offset), then))
+		// What is written may be in a wider map, too, as it is where a map leaves its host's address.
+		out = append(out, rule(mapped(hosts.Name, p), rewriteMapped(offset), then, verdictWord(expr.VerdictAccept)))
 	}
 	if nets.Elements != nil {
 		c.set(nets)

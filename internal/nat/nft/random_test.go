@@ -496,6 +496,22 @@ func TestFoundByRandomPackets(t *testing.T) {
 			{"in", "udp 10.1.0.3:5000 > 198.51.100.9:53", "out", "udp 100.64.2.3:5000 > 198.51.100.9:53"},
 			{"in", "udp 10.1.0.4:5000 > 198.51.100.9:53", "out", "udp 100.64.1.4:5000 > 198.51.100.9:53"},
 		}},
+		"stateless with sessions for a host of another one": {file(rules(
+			rulefile.DNAT{Protocol: rulefile.TCP, Address: addr("100.64.0.1"), Ports: ports(80, 80), Targets: []rulefile.Target{target("10.1.0.2")}},
+			rulefile.Map{Inside: prefix("10.1.0.2/31"), Outside: prefix("100.64.2.2/31"), Stateless: true},
+			rulefile.Map{Inside: prefix("10.5.0.0/24"), Outside: prefix("100.64.2.0/24"), Stateless: true},
+			rulefile.Map{Inside: prefix("10.5.0.0/16"), Outside: prefix("100.70.0.0/16"), Stateless: true},
+		)), []crossing{
+			{"in", "udp 10.5.0.2:5000 > 198.51.100.9:53", "out", "udp 100.64.2.2:5000 > 198.51.100.9:53"},
+			{"in", "udp 10.5.0.9:5000 > 198.51.100.9:53", "out", "udp 100.64.2.9:5000 > 198.51.100.9:53"},
+			{"in", "udp 10.5.1.2:5000 > 198.51.100.9:53", "out", "udp 100.70.1.2:5000 > 198.51.100.9:53"},
+		}},
+		"stateless as it is, within a wider one": {file(rules(stateless,
+			rulefile.Map{Inside: prefix("10.1.0.5/32"), Outside: prefix("10.1.0.5/32"), Stateless: true},
+		)), []crossing{
+			{"in", "udp 10.1.0.5:5000 > 198.51.100.9:53", "out", "udp 10.1.0.5:5000 > 198.51.100.9:53"},
+			{"in", "udp 10.1.0.6:5000 > 198.51.100.9:53", "out", "udp 100.64.1.6:5000 > 198.51.100.9:53"},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
