@@ -102,18 +102,19 @@ func collect(t *testing.T, port string, name string, args ...string) (stop func(
 	t.Cleanup(stop)
 	if port != "" {
 		ktest.Wait(t, 30*time.Second, name+" to listen", func() bool {
-			conn, err := net.ListenPacket("udp", "127.0.0.1:"+port)
-			if err == nil {
-				conn.Close()
+			select {
+			case <-ended:
+				t.Fatalf("%s has ended: %v", name, cmd.ProcessState)
+			default:
 			}
-			return err != nil
+			return socketOf(t, port) != "" // to open the port oneself would keep the collector from it
 		})
 	}
 	return stop
 }
 
-// drained tells whether nothing waits in the socket of a UDP port.
-func drained(t *testing.T, port string) bool {
+// socketOf is the kernel's line of the socket of a UDP port, "" where there is none.
+func socketOf(t *testing.T, port string) string {
 	t.Helper()
 	n, err := strconv.Atoi(port)
 	if err != nil {
@@ -123,7 +124,13 @@ func drained(t *testing.T, port string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return regexp.MustCompile(fmt.Sprintf(`(?m)^ *\d+: [0-9A-F]+:%04X [0-9A-F]+:0000 07 00000000:00000000 `, n)).Match(b)
+	return regexp.MustCompile(fmt.Sprintf(`(?m)^ *\d+: [0-9A-F]+:%04X [0-9A-F]+:0000 .*$`, n)).FindString(string(b))
+}
+
+// drained tells whether nothing waits in the socket of a UDP port.
+func drained(t *testing.T, port string) bool {
+	t.Helper()
+	return strings.Contains(socketOf(t, port), ":0000 07 00000000:00000000 ")
 }
 
 // nfdump has sessions, and blocks by their external address, from NetFlow v9.
