@@ -64,7 +64,7 @@ type Round struct {
 	At      time.Time
 	Seconds float64
 	// Samples are of all namespaces, the caller's own first: Conntrack (the limits and counters),
-	// Drops, Counters where they were read, with the EventSockets that lost events, the Packets of the eBPF engine, and of
+	// Drops, Counters where they were read, with the EventSockets that lost events, of the Engine what an EngineSampler reads, and of
 	// Frames the ARP requests for the namespace's own addresses in a VLAN that it does not have, and ARP of other machines with
 	// its addresses. What is not there was not read.
 	Samples []*snapshot.Snapshot
