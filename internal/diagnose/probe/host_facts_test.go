@@ -18,9 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"natkit/internal/kernel/ethtool"
-	"natkit/internal/kernel/netns"
 	"natkit/internal/snapshot"
-	"natkit/internal/testutil/ktest"
 )
 
 func TestSchedstat(t *testing.T) {
@@ -93,14 +91,9 @@ func TestLostCounters(t *testing.T) {
 
 // A driver's own counters, as one of the kernel's virtual devices has them.
 func TestDriverCounters(t *testing.T) {
-	ktest.Root(t)
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
+	ns := newNetns(t)
 	var got map[string]uint64
-	err = ns.Do(func() error {
+	err := ns.Do(func() error {
 		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a"}, PeerName: "b"}); err != nil {
 			return err
 		}

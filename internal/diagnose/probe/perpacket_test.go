@@ -153,14 +153,9 @@ const ufwLike = `-N before
 
 // A hook on devices says which.
 func TestChainDevices(t *testing.T) {
-	ktest.Root(t)
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
+	ns := newNetns(t)
 	nft := ktest.Tool(t, "nft")
-	err = ns.Do(func() error {
+	err := ns.Do(func() error {
 		cmd := exec.Command(nft, "-f", "-")
 		cmd.Stdin = strings.NewReader(`table netdev early { chain in { type filter hook ingress device "lo" priority 0; counter; }; }`)
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -480,12 +480,7 @@ func TestEntriesStayOpen(t *testing.T) {
 // Connections are not counted again where nothing has come since: neither a packet nor an entry, from a whole sample before
 // the last walk on.
 func TestNoWalkWhereNothingCame(t *testing.T) {
-	ktest.Root(t)
-	h, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer h.Close()
+	h := newNetns(t)
 	noon, earlier := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC), conntrack.Unconfirmed{Entries: 9, Most: 9}
 	for _, test := range []struct {
 		about  string

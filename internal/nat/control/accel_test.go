@@ -1022,10 +1022,6 @@ func TestAccelBypassedSince(t *testing.T) {
 func TestAccelOfAnother(t *testing.T) {
 	b := newAccelTestbed(t)
 	b.accelOn(b.accelOptions())
-	rec, err := ofAccel(recordOf(b.gateway))
-	if err != nil {
-		t.Fatal(err)
-	}
 	pin := filepath.Join(pinsOf(b.gateway.Inode()), "maps", "accel_stats")
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	if err != nil {
@@ -1038,10 +1034,7 @@ func TestAccelOfAnother(t *testing.T) {
 	if _, err := ReadAccelStatus(b.gateway); err == nil {
 		t.Error("counters of another form were read")
 	}
-	rec.Make = "another"
-	if err := rec.write(b.gateway.Inode()); err != nil {
-		t.Fatal(err)
-	}
+	b.rewrite(func(rec *record) { rec.Make = "another" })
 	s, err := ReadAccelStatus(b.gateway)
 	if err != nil || s.Stats != nil || s.Share() >= 0 || len(s.Interfaces) != 2 || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "another natkit's") {
 		t.Errorf("%+v, %v", s, err)
@@ -1053,14 +1046,7 @@ func TestAccelOfAnother(t *testing.T) {
 func TestAccelHalf(t *testing.T) {
 	b := newAccelTestbed(t)
 	b.accelOn(b.accelOptions())
-	rec, err := ofAccel(recordOf(b.gateway))
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec.Whole = false
-	if err := rec.write(b.gateway.Inode()); err != nil {
-		t.Fatal(err)
-	}
+	b.rewrite(func(rec *record) { rec.Whole = false })
 	check := func(problem error) {
 		t.Helper()
 		s, err := ReadAccelStatus(b.gateway)

@@ -182,6 +182,19 @@ func (b *testbed) parse(text string) *rulefile.File {
 
 func (b *testbed) options() Options { return Options{Namespace: b.gateway, Attach: AttachTC} }
 
+// rewrite changes the record of what is up.
+func (b *testbed) rewrite(change func(*record)) {
+	b.t.Helper()
+	rec, err := readRecord(b.gateway.Inode())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	change(rec)
+	if err := rec.write(b.gateway.Inode()); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 func (b *testbed) up(text string, o Options) *Plan {
 	b.t.Helper()
 	p, err := Up(b.t.Context(), b.parse(text), text, o)

@@ -151,14 +151,7 @@ func TestPlanApplyHalf(t *testing.T) {
 			o := b.options()
 			o.Engine = engine
 			b.up(baseRules, o)
-			rec, err := readRecord(b.gateway.Inode())
-			if err != nil {
-				t.Fatal(err)
-			}
-			rec.Whole = false
-			if err := rec.write(b.gateway.Inode()); err != nil {
-				t.Fatal(err)
-			}
+			b.rewrite(func(rec *record) { rec.Whole = false })
 			o.Engine = ""
 			if _, err := Apply(t.Context(), b.parse(baseRules), baseRules, o); !errors.Is(err, errHalf) {
 				t.Errorf("apply: %v", err)

@@ -557,7 +557,7 @@ func TestPCPPortTaken(t *testing.T) {
 	s := &pcpTestbed{b.serve(pcpRules, ServeOptions{}), 1}
 	s.hears("waiting", "another program has UDP port 5351")
 	s.hears("up", "")
-	time.Sleep(serveLook + 2*time.Second)
+	time.Sleep(serveLook + 2*time.Second) // serve looks again, of which nothing tells: it is to report nothing
 	for len(s.events) > 0 {
 		if e := <-s.events; e.Kind == "waiting" {
 			t.Errorf("%s again: %q", e.Kind, e.Why)

@@ -160,14 +160,7 @@ func TestPutBackOnce(t *testing.T) {
 	if err != nil || len(before) == 0 {
 		t.Fatalf("changes %v, %v", before, err)
 	}
-	rec, err := readRecord(b.gateway.Inode())
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec.Whole = false // as a killed down leaves it
-	if err := rec.write(b.gateway.Inode()); err != nil {
-		t.Fatal(err)
-	}
+	b.rewrite(func(rec *record) { rec.Whole = false }) // as a killed down leaves it
 	b.up(baseRules, o)
 	if after, err := standing(path); err != nil || !slices.Equal(after, before) {
 		t.Errorf("changes %v, %v, want %v", after, err, before)

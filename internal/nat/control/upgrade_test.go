@@ -40,14 +40,7 @@ func (b *testbed) pinned() map[string]ebpf.ProgramID {
 func TestFailedUpgrade(t *testing.T) {
 	b := newTestbed(t)
 	b.up(baseRules, b.options())
-	rec, err := readRecord(b.gateway.Inode())
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec.Make = "another"
-	if err := rec.write(b.gateway.Inode()); err != nil {
-		t.Fatal(err)
-	}
+	b.rewrite(func(rec *record) { rec.Make = "another" })
 	before := b.pinned()
 	// Somebody else has the XDP of an interface.
 	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})

@@ -352,7 +352,7 @@ func TestEngineBeginBeforeEnd(t *testing.T) {
 		return k
 	}
 	var later time.Time
-	r.during(func() {
+	r.during(func() { // the log has the machine's clock: what is to be apart in it has to happen apart
 		r.log.happens(datapath.LogCreated, to(1))
 		time.Sleep(5 * time.Millisecond)
 		r.log.happens(datapath.LogEnded, to(1))

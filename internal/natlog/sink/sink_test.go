@@ -226,8 +226,7 @@ func TestCatchesUp(t *testing.T) {
 	g.close()
 }
 
-// What a sink has not had when natkit log ends it has after the next start, also from hours
-// that are Parquet files, and nothing of what it had.
+// What was counted of a sink goes on after a restart.
 func TestCountersSurvive(t *testing.T) {
 	had := State{URL: "json:///nat.json", Sent: 1, Lost: 2, Formless: 3, FirstHour: 4, Position: store.Position{Hour: 5, Part: 6}}
 	w := newSender(&Sinks{}, natlog.Sink{URL: had.URL})
@@ -236,6 +235,8 @@ func TestCountersSurvive(t *testing.T) {
 	}
 }
 
+// What a sink has not had when natkit log ends it has after the next start, also from hours
+// that are Parquet files, and nothing of what it had.
 func TestPositionSurvives(t *testing.T) {
 	r := newReceiver(t)
 	g := &gateway{t: t, dir: t.TempDir()}

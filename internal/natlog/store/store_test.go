@@ -45,10 +45,7 @@ func newRig(t *testing.T) *rig {
 		defer r.saying.Unlock()
 		r.said = append(r.said, text)
 	}}
-	r.o.file = func(path string) (file, error) {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
-		return unsynced{f}, err
-	}
+	r.journals(func(f *os.File) file { return unsynced{f} })
 	r.o.Now = func() (time.Time, time.Duration) { return r.now, r.running }
 	r.o.Alive = func(yield func(natlog.Record) bool) {
 		for tr, since := range r.alive {
@@ -58,6 +55,14 @@ func newRig(t *testing.T) *rig {
 		}
 	}
 	return r
+}
+
+// journals has those of the log be what wrap makes of them.
+func (r *rig) journals(wrap func(*os.File) file) {
+	r.o.file = func(path string) (file, error) {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
+		return wrap(f), err
+	}
 }
 
 // unsynced is a journal whose every second of test time does not cost one of the disk's.
@@ -516,10 +521,7 @@ func (f fullFile) Write(b []byte) (int, error) {
 func TestDiskFull(t *testing.T) {
 	r := newRig(t)
 	room := 10_000
-	r.o.file = func(path string) (file, error) {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
-		return fullFile{f, &room}, err
-	}
+	r.journals(func(f *os.File) file { return fullFile{f, &room} })
 	r.open()
 	before := mapping("10.0.0.1:1000", "198.51.100.1:4000")
 	r.create(before)
@@ -572,10 +574,7 @@ func TestHalfABeginning(t *testing.T) {
 	r := newRig(t)
 	r.o.PartRecords = frameMost
 	room := 1 << 24
-	r.o.file = func(path string) (file, error) {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
-		return fullFile{f, &room}, err
-	}
+	r.journals(func(f *os.File) file { return fullFile{f, &room} })
 	for i := range 3 * frameMost {
 		r.alive[mapping(fmt.Sprintf("10.0.0.1:%d", 1000+i), fmt.Sprintf("198.51.100.1:%d", 5000+i))] = natlog.MicrosOf(r.now)
 	}
@@ -588,7 +587,7 @@ func TestHalfABeginning(t *testing.T) {
 		if err := r.s.Tick(); !errors.Is(err, unix.ENOSPC) {
 			t.Fatalf("%v with %d bytes left", err, room)
 		}
-		r.s.drain(t)
+		r.s.journalsLeft(t, 0)
 		for _, path := range r.files("") {
 			if strings.Contains(path, "0000000002") || strings.Contains(path, "0000000003") || strings.Contains(path, "0000000004") {
 				t.Errorf("%s stays", path)
@@ -607,23 +606,13 @@ func TestHalfABeginning(t *testing.T) {
 	r.must(r.s.Close())
 }
 
-// drain waits until all that was handed on is converted.
-func (s *Store) drain(t *testing.T) {
-	t.Helper()
-	ktest.Wait(t, time.Minute, "the journals to be taken", func() bool { return len(s.jobs) == 0 })
-	time.Sleep(50 * time.Millisecond) // the one that was taken last
-}
-
 // On a full disk old hours are removed all the same: they may be what fills it. So they are when the log
 // is opened there, with less to keep than before.
 func TestRetentionOnFullDisk(t *testing.T) {
 	r := newRig(t)
 	r.o.Age = 5 * time.Hour
 	room := 1 << 20
-	r.o.file = func(path string) (file, error) {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
-		return fullFile{f, &room}, err
-	}
+	r.journals(func(f *os.File) file { return fullFile{f, &room} })
 	r.open()
 	hours := func(n int) {
 		for range n {
@@ -668,10 +657,7 @@ func TestRetentionOnFullDisk(t *testing.T) {
 func TestDiskFullOfOldRecords(t *testing.T) {
 	r := newRig(t)
 	room := 1 << 20
-	r.o.file = func(path string) (file, error) {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
-		return fullFile{f, &room}, err
-	}
+	r.journals(func(f *os.File) file { return fullFile{f, &room} })
 	r.open()
 	for range 20 {
 		r.pass(time.Minute)
@@ -716,10 +702,7 @@ func (f refusingFile) Sync() error {
 func TestNotSynced(t *testing.T) {
 	r := newRig(t)
 	refuses := false
-	r.o.file = func(path string) (file, error) {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
-		return refusingFile{f, &refuses}, err
-	}
+	r.journals(func(f *os.File) file { return refusingFile{f, &refuses} })
 	r.open()
 	r.must(r.s.Tick())
 	r.pass(400 * time.Millisecond)
@@ -891,6 +874,12 @@ func (r *rig) says(words string) bool {
 // jobsDone waits until all journals but the running one are Parquet files.
 func (s *Store) jobsDone(t testing.TB) {
 	t.Helper()
+	s.journalsLeft(t, 1)
+}
+
+// journalsLeft waits until there are so many journals: the others are Parquet files.
+func (s *Store) journalsLeft(t testing.TB, left int) {
+	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		list, err := parts(s.o.Dir)
 		if err != nil {
@@ -902,7 +891,7 @@ func (s *Store) jobsDone(t testing.TB) {
 				journals++
 			}
 		}
-		if journals == 1 {
+		if journals == left {
 			return
 		}
 		if time.Now().After(end) {
