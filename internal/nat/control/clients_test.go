@@ -177,6 +177,8 @@ func newWorld(t *testing.T, engine Engine, rules string) *world {
 			return errors.Join(writeSetting(settingForward, "1"), writeSetting("net.ipv4.icmp_ratelimit", "0"))
 		})
 	}
+	// Programs of the client that ask for any port leave this one to clientGateway.
+	w.in(w.client, func() error { return writeSetting("net.ipv4.ip_local_reserved_ports", gatewaysPort) })
 	o := b.options()
 	o.Engine = engine
 	if engine == EngineAccel {

@@ -264,6 +264,9 @@ func clientHairpin(w *world) {
 	}
 }
 
+// gatewaysPort is one that the gateway may give its own connections.
+const gatewaysPort = "40000"
+
 // What the gateway itself serves is there from both sides, and what it asks for comes back
 // to it, though a client has the same port. The kernel gives it another one then.
 func clientGateway(w *world) {
@@ -280,10 +283,10 @@ func clientGateway(w *world) {
 			w.t.Errorf("%s asked %s: %s saw %s", c.from, c.to, at, seen)
 		}
 	}
-	if _, seen := w.who(w.client, clientAddr+":40000", serverAddr+":7"); seen.Addr().String() != gatewayAddr {
+	if _, seen := w.who(w.client, clientAddr+":"+gatewaysPort, serverAddr+":7"); seen.Addr().String() != gatewayAddr {
 		w.t.Errorf("the server saw the client as %s", seen)
 	}
-	if _, seen := w.who(w.gateway, gatewayAddr+":40000", serverAddr+":7"); seen.Addr().String() != gatewayAddr || (seen.Port() == 40000) != by(w, true, false) {
+	if _, seen := w.who(w.gateway, gatewayAddr+":"+gatewaysPort, serverAddr+":7"); seen.Addr().String() != gatewayAddr || (fmt.Sprint(seen.Port()) == gatewaysPort) != by(w, true, false) {
 		w.t.Errorf("the server saw the gateway as %s", seen)
 	}
 	w.pings(w.gateway, serverAddr, 3)
