@@ -165,6 +165,12 @@ func (o *UDPOptions) complete() error {
 // ownCPU tells whether the router has a CPU of its own.
 func (o *UDPOptions) ownCPU() bool { return len(o.Rates) > 0 || len(o.Goals) > 0 || o.Wire != nil }
 
+// needsOverload: what routers with a CPU of their own forward under overload is wanted, or what
+// searches and shares are of.
+func (o *UDPOptions) needsOverload() bool {
+	return len(o.Goals) > 0 || len(o.Rates) == 0 || slices.ContainsFunc(o.Rates, func(r Rate) bool { return r.Share > 0 })
+}
+
 // udpRun is a measurement under way.
 type udpRun struct {
 	UDPOptions
@@ -207,8 +213,10 @@ func (o *UDPOptions) plan() (what string, takes time.Duration) {
 	each := time.Duration(o.Trials) * trial // of one router, one set of conditions
 	var parts []string
 	if o.ownCPU() {
-		parts = append(parts, "overload")
-		takes += time.Duration(conditions*routers) * (3*trial + each)
+		if o.needsOverload() {
+			parts = append(parts, "overload")
+			takes += time.Duration(conditions*routers) * (3*trial + each)
+		}
 		if len(o.Rates) > 0 {
 			parts = append(parts, plural.Count(len(o.Rates), "rate"))
 			takes += time.Duration(conditions*routers*len(o.Rates)) * each
@@ -330,12 +338,8 @@ const timedShare = 31
 // atRates measures routers that have a CPU of their own.
 func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
 	load.cpus = []int{r.generatorCPU()}
-	byShare := len(r.Goals) > 0 || len(r.Rates) == 0
-	for _, rate := range r.Rates {
-		byShare = byShare || rate.Share > 0
-	}
 	overload := make([]float64, len(r.duts)) // received under it, frames a second
-	if byShare {
+	if r.needsOverload() {
 		for i, l := range r.duts {
 			s, err := r.overload(ctx, l, load)
 			if err != nil {

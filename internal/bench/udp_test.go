@@ -408,3 +408,21 @@ func TestProbe(t *testing.T) {
 		t.Errorf("%+v", res.Routers)
 	}
 }
+
+// What is printed before a measurement names what is measured, and no more.
+func TestUDPPlan(t *testing.T) {
+	o := UDPOptions{Routers: make([]Router, 1), Sizes: make([]FrameSize, 1), Flows: []int{1}, Cores: []int{1}, Trials: 1, Duration: time.Second}
+	for _, c := range []struct {
+		rates []Rate
+		want  string
+	}{
+		{nil, "cost of a frame"},
+		{[]Rate{{PPS: 1000}}, "1 rate"},
+		{[]Rate{{PPS: 1000}, {Share: 0.5}}, "overload, 2 rates"},
+	} {
+		o.Rates = c.rates
+		if what, _ := o.plan(); !strings.HasSuffix(what, ": "+c.want) {
+			t.Errorf("%q, want %q", what, c.want)
+		}
+	}
+}
