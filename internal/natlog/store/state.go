@@ -28,8 +28,8 @@ var stateFile = Beside{StateFile, StateKind, StateVersion}
 type State struct {
 	Time      time.Time         `json:"time"`                  // when this was written
 	Namespace uint64            `json:"netns_inode,omitempty"` // whose translations it has
-	Records   uint64            `json:"records_total"`         // since the log was opened
-	Lost      uint64            `json:"lost_records_total"`    // of these, that could not be written
+	Records   uint64            `json:"records_total"`         // that were written since the log was opened
+	Lost      uint64            `json:"lost_records_total"`    // that could not be
 	Error     string            `json:"error,omitempty"`       // why records cannot be written now
 	Bytes     int64             `json:"bytes"`                 // of all files
 	Gaps      []snapshot.LogGap `json:"gaps"`                  // of the last day, the newest last

@@ -172,7 +172,7 @@ type Store struct {
 
 // Stats is what a store did since it was opened.
 type Stats struct {
-	Records uint64 // written
+	Records uint64 // written; ticks and marks are none
 	Lost    uint64 // that could not be written
 	Gaps    uint64
 	Bytes   int64 // of all files, at the last tick
@@ -465,10 +465,10 @@ func (s *Store) write(records []natlog.Record) error {
 	}
 	s.size += int64(len(frame))
 	s.records += len(records)
-	s.count(func(stats *Stats) { stats.Records += uint64(len(records)) })
 	s.noteGaps(records)
+	records = slices.DeleteFunc(slices.Clone(records), func(r natlog.Record) bool { return r.Event == natlog.Tick })
+	s.count(func(stats *Stats) { stats.Records += uint64(len(records)) })
 	if s.o.Written != nil {
-		records = slices.DeleteFunc(slices.Clone(records), func(r natlog.Record) bool { return r.Event == natlog.Tick })
 		s.noted += len(records)
 		end := s.current.position()
 		end.Offset, end.Records = s.size, s.noted

@@ -132,6 +132,21 @@ func (r *rig) files(suffix string) []string {
 	return names
 }
 
+// Ticks and marks are the log's own, and no records of what happened.
+func TestTicksAreNoRecords(t *testing.T) {
+	r := newRig(t)
+	r.open()
+	r.create(mapping("10.0.0.1:1000", "198.51.100.1:5000"))
+	r.must(r.s.Append([]natlog.Record{natlog.Mark(natlog.Kernel, natlog.MicrosOf(r.now), "so far")}))
+	for range 3 {
+		r.pass(time.Second)
+		r.must(r.s.Tick())
+	}
+	if got := r.s.Stats().Records; got != 1 {
+		t.Errorf("%d records, want 1", got)
+	}
+}
+
 func TestWhoOverHours(t *testing.T) {
 	r := newRig(t)
 	r.open()
