@@ -21,7 +21,7 @@ const (
 	Version = 1
 )
 
-var file = store.Beside{Name: FileName, Kind: Kind, Version: Version}
+var file = store.Beside{Name: FileName, Kind: Kind, Version: Version, Lasts: true} // without positions, sinks have only what is alive of what they missed
 
 // State is how a sink is.
 type State struct {

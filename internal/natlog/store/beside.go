@@ -17,6 +17,8 @@ type Beside struct {
 	Name    string
 	Kind    string // of its schema
 	Version int
+	// Lasts: a power failure leaves the file of now or of before. Without it, it may leave an empty one.
+	Lasts bool
 }
 
 // What Beside.Read finds wrong with a file.
@@ -51,14 +53,28 @@ func (f Beside) Write(dir string, value any) error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(dir, f.Name)
-	draft := path + ".new"
-	err = os.WriteFile(draft, append(schema.Put(schema.Name(f.Kind, f.Version), b), '\n'), 0o600)
-	if err == nil {
+	return writeWhole(filepath.Join(dir, f.Name), string(schema.Put(schema.Name(f.Kind, f.Version), b))+"\n", f.Lasts)
+}
+
+// writeWhole has a file in its place, whole or not at all; lasts: after a power failure, too.
+func writeWhole(path, text string, lasts bool) error {
+	draft := path + ".draft"
+	f, err := os.OpenFile(draft, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	if lasts {
+		err = errors.Join(err, syncFile(f))
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(draft, path)
 	}
 	if err != nil {
-		os.Remove(draft) // if it was made
+		return errors.Join(err, os.Remove(draft))
 	}
-	return err
+	return nil
 }
+
+// syncFile is a variable for tests.
+var syncFile = (*os.File).Sync

@@ -345,30 +345,13 @@ func (s *Store) keepRules(kept keptRules) error {
 		suffix = unknownSuffix
 	}
 	name := fmt.Sprintf("%s-%010d%s", at.Time().Format(rulesTime), s.current.number, suffix)
-	if err := writeSynced(filepath.Join(folder, name), kept.text); err != nil {
+	err = writeWhole(filepath.Join(folder, name), kept.text, true)
+	if err = cmp.Or(err, syncFolder(folder)); err != nil {
 		return fmt.Errorf("keep the rules: %w", err)
 	}
 	return s.Append([]natlog.Record{{
 		Translation: natlog.Translation{Source: kept.source}, Event: natlog.Applied, Time: at, Note: filepath.Join(rulesFolder, name),
 	}})
-}
-
-// writeSynced has a file on the disk, whole or not at all.
-func writeSynced(path, text string) error {
-	draft := path + ".draft"
-	f, err := os.OpenFile(draft, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(text)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(draft, path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(draft))
-	}
-	return syncFolder(filepath.Dir(path))
 }
 
 // retainRules removes rules that were replaced before what is kept begins: the oldest file has an hour

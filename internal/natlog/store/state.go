@@ -22,7 +22,7 @@ const (
 	StateVersion = 1
 )
 
-var stateFile = Beside{StateFile, StateKind, StateVersion}
+var stateFile = Beside{Name: StateFile, Kind: StateKind, Version: StateVersion}
 
 // State is how a log is kept.
 type State struct {

@@ -63,3 +63,35 @@ func TestState(t *testing.T) {
 		}
 	}
 }
+
+// A file that a power failure must not take is on the disk before it has the place of the one before: otherwise
+// some file systems have the new name and none of the text.
+func TestBesideLasts(t *testing.T) {
+	dir := t.TempDir()
+	f := Beside{Name: "x.json", Kind: "x", Version: 1, Lasts: true}
+	read := func(path string) string {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	if err := f.Write(dir, map[string]int{"n": 1}); err != nil {
+		t.Fatal(err)
+	}
+	before, synced := read(filepath.Join(dir, f.Name)), ""
+	defer func(was func(*os.File) error) { syncFile = was }(syncFile)
+	syncFile = func(draft *os.File) error {
+		if now := read(filepath.Join(dir, f.Name)); now != before {
+			t.Errorf("%q is in the place of %q before it is on the disk", now, before)
+		}
+		synced = read(draft.Name())
+		return draft.Sync()
+	}
+	if err := f.Write(dir, map[string]int{"n": 2}); err != nil {
+		t.Fatal(err)
+	}
+	if now := read(filepath.Join(dir, f.Name)); now != synced || now == before {
+		t.Errorf("%q was synced, and the file has %q", synced, now)
+	}
+}
