@@ -6,6 +6,7 @@
 package natlog
 
 import (
+	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -32,8 +33,8 @@ const (
 	Created
 	Ended
 	Alive     // it was there when the file began, or after a gap
-	Exhausted // no port or address was left
-	Quota     // a subscriber reached its limit
+	Exhausted // no port or address was left, or few (Record.Nearly)
+	Quota     // a subscriber reached its limit, or nearly
 	Gap       // events are missing from Since to Time
 	Applied   // the rules of the file that Note names came into force
 )
@@ -140,6 +141,21 @@ func (r *Record) Least() Micros {
 		}
 	}
 	return r.Time
+}
+
+// nearly is in the note of a limit that is nearly reached, behind the share of it.
+const nearly = "%: "
+
+// Nearly is the note of a record that so much of a limit is in use, and nothing was refused.
+func Nearly(used, most int, what string) string {
+	return fmt.Sprintf("%d%s%d of %d %s in use", used*100/most, nearly, used, most, what)
+}
+
+// Nearly reports whether a record of a limit is of its approach only.
+func (r *Record) Nearly() bool {
+	share, _, ok := strings.Cut(r.Note, nearly)
+	_, err := strconv.ParseUint(share, 10, 63)
+	return ok && err == nil && (r.Event == Exhausted || r.Event == Quota)
 }
 
 // Has reports whether the translation had an external port. Port 0 is asked for where

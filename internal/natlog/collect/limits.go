@@ -3,7 +3,6 @@
 package collect
 
 import (
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -59,7 +58,7 @@ func (l *limits) look(c *collector) {
 		seen[what] = true
 		if l.crosses(what, used, most) {
 			tr.Source = natlog.Engine
-			c.record(natlog.Record{Translation: tr, Event: event, Time: at, Note: fmt.Sprintf("%d%%: %d of %d %s in use", used*100/most, used, most, what.what)})
+			c.record(natlog.Record{Translation: tr, Event: event, Time: at, Note: natlog.Nearly(used, most, what.what)})
 		}
 	}
 	err := c.engine.log.Use(func(u datapath.SubscriberUse) {

@@ -29,10 +29,17 @@ const (
 	natBindingDelete    = 15
 	natBlockAllocate    = 16
 	natBlockFree        = 17
+	natThreshold        = 18
 )
 
 // quotaPerUser is the value of natQuotaExceededEvent for a limit of one subscriber.
 const quotaPerUser = 3
+
+// Values of natThresholdEvent: much of a pool, or of what one subscriber may have, is in use.
+const (
+	thresholdOfPool = 1
+	thresholdOfUser = 4
+)
 
 // topic is what a record's template is made for.
 type topic uint8
@@ -42,6 +49,7 @@ const (
 	ofBlock
 	ofLimit // exhausted, quota
 	ofGap
+	ofThreshold // the approach of a limit
 )
 
 // family of an address: none, 4 or 6.
@@ -77,6 +85,8 @@ func shapeOf(r *natlog.Record) shape {
 	switch {
 	case r.Event == natlog.Gap:
 		return shape{topic: ofGap}
+	case r.Nearly():
+		s.topic, s.note, s.quota = ofThreshold, true, r.Event == natlog.Quota
 	case r.Event == natlog.Exhausted || r.Event == natlog.Quota:
 		s.topic, s.note, s.quota = ofLimit, r.Note != "", r.Event == natlog.Quota
 	case r.Kind == natlog.Block:
@@ -111,6 +121,8 @@ func natEvent(r *natlog.Record) byte {
 	}
 	in, out := familyOf(r.Internal), familyOf(r.External)
 	switch {
+	case r.Nearly():
+		return natThreshold
 	case r.Event == natlog.Exhausted && out != none:
 		return natPortsExhausted
 	case r.Event == natlog.Exhausted:
@@ -237,8 +249,8 @@ func (s shape) fields(ipfix bool) []field {
 		event = nelEvent
 	}
 	list = append(list, u8(230, event))
-	if s.quota && ipfix {
-		list = append(list, u32(466, func(*natlog.Record) uint32 { return quotaPerUser })) // natQuotaExceededEvent
+	if ipfix {
+		list = append(list, s.limit()...)
 	}
 	if s.internal != none {
 		list = append(list, address(s.internal, 8, 27, internal)) // sourceIPv4Address, sourceIPv6Address
@@ -264,7 +276,7 @@ func (s shape) fields(ipfix bool) []field {
 			list = append(list, address(s.destination, 226, 282, destination), // postNATDestinationIPv4Address, postNATDestinationIPv6Address
 				port(228, destination)) // postNAPTDestinationTransportPort
 		}
-	case ofLimit:
+	case ofLimit, ofThreshold:
 		list = append(list, u8(4, protocol))
 	}
 	if s.since {
@@ -282,6 +294,20 @@ func (s shape) fields(ipfix bool) []field {
 		list = append(list, text(284, func(r *natlog.Record) string { return r.Note })) // natPoolName
 	}
 	return list
+}
+
+// limit is which limit was reached, or nearly.
+func (s shape) limit() []field {
+	value := func(id uint16, n uint32) []field { return []field{u32(id, func(*natlog.Record) uint32 { return n })} }
+	switch {
+	case s.topic == ofThreshold && s.quota:
+		return value(467, thresholdOfUser) // natThresholdEvent
+	case s.topic == ofThreshold:
+		return value(467, thresholdOfPool)
+	case s.quota:
+		return value(466, quotaPerUser) // natQuotaExceededEvent
+	}
+	return nil
 }
 
 // gapFields are those of the options record that says which events are missing: of which

@@ -75,7 +75,7 @@ func (f *Flow) forget() {
 
 // Encode writes records as whole messages and hands each to emit, until that fails. It gives
 // how many records were in messages that emit took, and how many have no form: neither has
-// one for rules that came into force, and NetFlow none for gaps and quotas.
+// one for rules that came into force, and NetFlow none for gaps, quotas and the approach of limits.
 func (f *Flow) Encode(records []natlog.Record, now time.Time, emit func(message []byte) error) (sent, formless int, err error) {
 	if f.started.IsZero() {
 		f.started = now
@@ -100,7 +100,7 @@ func (f *Flow) Encode(records []natlog.Record, now time.Time, emit func(message 
 	var body []byte
 	for i := range records {
 		r := &records[i]
-		if r.Event == natlog.Applied || f.Form == natlog.NetFlow9 && (r.Event == natlog.Gap || r.Event == natlog.Quota) {
+		if r.Event == natlog.Applied || f.Form == natlog.NetFlow9 && (r.Event == natlog.Gap || r.Event == natlog.Quota || r.Nearly()) {
 			formless++
 			continue
 		}

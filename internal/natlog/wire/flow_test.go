@@ -192,6 +192,9 @@ func (r received) undo(source natlog.Source) natlog.Record {
 	case natQuotaExceeded:
 		out.Event = natlog.Quota
 		return out
+	case natThreshold:
+		out.Event = map[uint64]natlog.Event{thresholdOfPool: natlog.Exhausted, thresholdOfUser: natlog.Quota}[r.number(467)]
+		return out
 	case natBlockAllocate, natBlockFree:
 		out.Kind = natlog.Block
 	case nat44SessionCreate, nat44SessionDelete, nat64SessionCreate, nat64SessionDelete:
@@ -238,6 +241,8 @@ var examples = []natlog.Record{
 	{Event: natlog.Exhausted, Time: at, Note: "pool main", Translation: natlog.Translation{Source: natlog.Engine, Protocol: 17}},
 	{Event: natlog.Quota, Time: at, Note: "ports", Translation: natlog.Translation{Source: natlog.Engine, Protocol: 17, Internal: endpoint("100.64.0.7:0"), Subscriber: "line 7"}},
 	{Event: natlog.Gap, Time: at + 500, Since: at - 1_000_000, Note: "natkit log was not running"},
+	{Event: natlog.Exhausted, Time: at, Note: natlog.Nearly(812, 1000, "ports of pool main"), Translation: natlog.Translation{Source: natlog.Engine, External: endpoint("198.51.100.1:0")}},
+	{Event: natlog.Quota, Time: at, Note: natlog.Nearly(90, 100, "ports"), Translation: natlog.Translation{Source: natlog.Engine, Internal: endpoint("100.64.0.7:0"), Subscriber: "line 7"}},
 }
 
 // expected is what of a record can be received.
@@ -263,7 +268,7 @@ func expected(r natlog.Record, form natlog.Form) (e natlog.Record, ok bool) {
 	if form == natlog.NetFlow9 {
 		e.Time, e.Subscriber, e.Note = r.Time/1000*1000, "", ""
 	}
-	return e, form == natlog.IPFIX || r.Event != natlog.Quota
+	return e, form == natlog.IPFIX || r.Event != natlog.Quota && !r.Nearly()
 }
 
 func portless(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr(), 0) }
@@ -379,7 +384,7 @@ func TestFlowFails(t *testing.T) {
 // Shapes with other fields have other templates.
 func TestTemplateIDs(t *testing.T) {
 	seen := map[uint16]shape{}
-	for topic := ofTranslation; topic <= ofGap; topic++ {
+	for topic := ofTranslation; topic <= ofThreshold; topic++ {
 		for n := range 27 << 5 {
 			bits := n / 27
 			s := shape{topic: topic, internal: family(n % 3), external: family(n / 3 % 3), destination: family(n / 9 % 3),

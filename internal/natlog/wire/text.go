@@ -162,10 +162,14 @@ func sentence(r *natlog.Record) string {
 			}
 		}
 	}
-	switch r.Event {
-	case natlog.Exhausted:
+	switch {
+	case r.Nearly() && r.Event == natlog.Exhausted:
+		add("few ports or addresses left")
+	case r.Nearly():
+		add("limit of a subscriber nearly reached")
+	case r.Event == natlog.Exhausted:
 		add("no", natlog.ProtocolName(r.Protocol), "port or address left")
-	case natlog.Quota:
+	case r.Event == natlog.Quota:
 		add("limit of a subscriber reached")
 	default:
 		add(natlog.ProtocolName(r.Protocol), r.Kind.String(), r.Event.String())

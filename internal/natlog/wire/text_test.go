@@ -29,6 +29,10 @@ func TestSyslogText(t *testing.T) {
 		{examples[9], `<28>1 2025-11-24T16:00:00.123456Z gw1 natkit - exhausted [natkit@32473 event="exhausted" translator="ebpf" protocol="tcp" ` +
 			`external_address="198.51.100.1" external_port="0" note="pool main"] no tcp port or address left -> 198.51.100.1:0`},
 		{examples[12], `<28>1 2025-11-24T16:00:00.123956Z gw1 natkit - gap [natkit@32473 event="gap" since="2025-11-24T15:59:59.123456Z" note="natkit log was not running"] events are missing`},
+		{examples[13], `<28>1 2025-11-24T16:00:00.123456Z gw1 natkit - exhausted [natkit@32473 event="exhausted" translator="ebpf" ` +
+			`external_address="198.51.100.1" external_port="0" note="81%: 812 of 1000 ports of pool main in use"] few ports or addresses left -> 198.51.100.1:0`},
+		{examples[14], `<28>1 2025-11-24T16:00:00.123456Z gw1 natkit - quota [natkit@32473 event="quota" translator="ebpf" ` +
+			`internal_address="100.64.0.7" internal_port="0" subscriber="line 7" note="90%: 90 of 100 ports in use"] limit of a subscriber nearly reached 100.64.0.7:0`},
 	} {
 		if got := string(AppendSyslog(nil, &tt.r, "gw1", 3)); got != tt.want {
 			t.Errorf("\n%s, want\n%s", got, tt.want)
