@@ -173,7 +173,7 @@ type Store struct {
 // Stats is what a store did since it was opened.
 type Stats struct {
 	Records uint64 // written; ticks and marks are none
-	Lost    uint64 // that could not be written
+	Lost    uint64 // that could not be written, likewise
 	Gaps    uint64
 	Bytes   int64 // of all files, at the last tick
 	Files   int
@@ -466,7 +466,7 @@ func (s *Store) write(records []natlog.Record) error {
 	s.size += int64(len(frame))
 	s.records += len(records)
 	s.noteGaps(records)
-	records = slices.DeleteFunc(slices.Clone(records), func(r natlog.Record) bool { return r.Event == natlog.Tick })
+	records = withoutTicks(records)
 	s.count(func(stats *Stats) { stats.Records += uint64(len(records)) })
 	if s.o.Written != nil {
 		s.noted += len(records)
@@ -475,6 +475,11 @@ func (s *Store) write(records []natlog.Record) error {
 		s.o.Written(Batch{Records: records, End: end, Repeat: s.repeat})
 	}
 	return nil
+}
+
+// withoutTicks are the records that readers of the log get.
+func withoutTicks(records []natlog.Record) []natlog.Record {
+	return slices.DeleteFunc(slices.Clone(records), func(r natlog.Record) bool { return r.Event == natlog.Tick })
 }
 
 func (s *Store) count(change func(*Stats)) {
@@ -501,9 +506,10 @@ func (s *Store) Append(records []natlog.Record) error {
 			err = s.write(records[:n])
 		}
 		if err != nil {
+			records = withoutTicks(records)
 			s.fail(err, records)
 			if s.o.Written != nil {
-				s.o.Written(Batch{Records: slices.Clone(records)})
+				s.o.Written(Batch{Records: records})
 			}
 			return err
 		}

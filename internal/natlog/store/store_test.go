@@ -583,6 +583,39 @@ func TestDiskFull(t *testing.T) {
 	r.must(r.s.Close())
 }
 
+// Marks that a full disk costs are no records that are lost, either.
+func TestLostMarksAreNoRecords(t *testing.T) {
+	r := newRig(t)
+	room := 1 << 20
+	r.journals(func(f *os.File) file { return fullFile{f, &room} })
+	var told []Batch
+	r.o.Written = func(b Batch) { told = append(told, b) }
+	r.open()
+	store := func(n int) error {
+		at := natlog.MicrosOf(r.now)
+		tr := mapping("10.0.0.1:1000", fmt.Sprintf("198.51.100.1:%d", 5000+n))
+		return r.s.Append([]natlog.Record{{Translation: tr, Event: natlog.Created, Time: at, Since: at}, natlog.Mark(natlog.Engine, at, "mark")})
+	}
+	room, told = 0, nil
+	for n := range 2 {
+		if err := store(n); !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+	}
+	if stats := r.s.Stats(); stats.Lost != 2 || len(told) != 2 || len(told[0].Records) != 1 {
+		t.Errorf("%d records are lost, want 2; %+v", stats.Lost, told)
+	}
+	room = 1 << 20
+	r.must(r.s.Tick())
+	r.must(r.s.Close())
+	at := natlog.MicrosOf(r.now)
+	got, err := Who(r.dir, Question{Address: netip.MustParseAddr("198.51.100.1"), Port: 1, Since: at, Upto: at})
+	r.must(err)
+	if len(got.Gaps) == 0 || !strings.HasPrefix(got.Gaps[0].Why, "2 records could not be written") {
+		t.Errorf("%+v", got.Gaps)
+	}
+}
+
 // Half of what an hour begins with is no hour, also where that takes several parts: nothing of it stays
 // on a full disk, and who was alive before and after is one.
 func TestHalfABeginning(t *testing.T) {
