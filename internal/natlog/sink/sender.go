@@ -32,9 +32,10 @@ const allSends = math.MaxInt
 
 // mark is what was sent when, with which call of send.
 type mark struct {
-	end   store.Position
-	when  time.Time
-	sends int
+	end      store.Position // zero: the log does not have it
+	when     time.Time
+	sends    int
+	unlogged int // records that the log does not have
 }
 
 // sender sends the log to one sink.
@@ -169,8 +170,15 @@ func (w *sender) run(ctx context.Context) {
 
 // failed notes an error, and goes back to what was confirmed.
 func (w *sender) failed(err error) {
-	said := ""
+	said, lost := "", 0
+	for _, m := range w.marks {
+		lost += m.unlogged
+	}
 	w.locked(func() {
+		for i := range w.queue {
+			lost += unlogged(&w.queue[i])
+		}
+		w.lost += uint64(lost)
 		if text := err.Error(); w.connected || w.lastError != text || w.since.IsZero() {
 			said = text
 		}
@@ -185,6 +193,17 @@ func (w *sender) failed(err error) {
 	if said != "" {
 		w.sinks.o.Say(fmt.Sprintf("sink %s: %s; what is missing is sent from the log later", w.to.URL, said))
 	}
+	if lost > 0 {
+		w.sinks.o.Say(fmt.Sprintf("sink %s: %s lost: they could not be written to the log, either", w.to.URL, plural.Count(lost, "record")))
+	}
+}
+
+// unlogged is how many records of a batch the log does not have.
+func unlogged(b *store.Batch) int {
+	if b.End != (store.Position{}) {
+		return 0
+	}
+	return len(b.Records)
 }
 
 // session is one connection. It returns nil when all is sent after Close.
@@ -333,6 +352,10 @@ func (w *sender) send(ctx context.Context, out output, b store.Batch) error {
 		n, err = out.send(ctx, w.records)
 		w.sends++
 	}
+	// Also of what could not be sent: failed counts it.
+	if b.End != (store.Position{}) && err == nil || unlogged(&b) > 0 {
+		w.marks = append(w.marks, mark{b.End, time.Now(), w.sends, unlogged(&b)})
+	}
 	missed := uint64(0)
 	w.locked(func() {
 		w.sent += uint64(n)
@@ -354,9 +377,6 @@ func (w *sender) send(ctx context.Context, out output, b store.Batch) error {
 	}
 	if missed > 0 {
 		w.sinks.o.Say(fmt.Sprintf("sink %s: %s lost: the log has no such hours any more", w.to.URL, plural.Count(int(missed), "record")))
-	}
-	if b.End != (store.Position{}) {
-		w.marks = append(w.marks, mark{b.End, time.Now(), w.sends})
 	}
 	return nil
 }
@@ -386,7 +406,13 @@ func (w *sender) confirm(out output) (some bool, err error) {
 		n++
 	}
 	if n > 0 {
-		w.locked(func() { w.confirmed = w.marks[n-1].end })
+		w.locked(func() {
+			for _, m := range w.marks[:n] {
+				if m.unlogged == 0 {
+					w.confirmed = m.end
+				}
+			}
+		})
 		w.marks = append(w.marks[:0], w.marks[n:]...)
 	}
 	return n > 0, nil

@@ -4,6 +4,7 @@ package sink
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -413,6 +414,73 @@ func TestLostHours(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	g.close()
+}
+
+// fakeOutput is a connection that ends when a test says so.
+type fakeOutput struct {
+	took, confirms chan int // records, calls of send
+	broken         chan error
+	sends          int
+}
+
+func (f *fakeOutput) send(_ context.Context, records []natlog.Record) (int, error) {
+	f.took <- len(records)
+	return len(records), nil
+}
+
+func (f *fakeOutput) confirmed() (time.Duration, int, error) {
+	select {
+	case n := <-f.confirms:
+		f.sends += n
+	case err := <-f.broken:
+		return 0, f.sends, err
+	default:
+	}
+	return 0, f.sends, nil
+}
+
+func (f *fakeOutput) close() {}
+
+// What the log could not take, and a connection breaks before it is confirmed, is lost to the sink: it is
+// counted. What was confirmed before is not.
+func TestLostWithoutLog(t *testing.T) {
+	g := &gateway{t: t, dir: t.TempDir()}
+	to, err := natlog.ParseSink("json:///nat.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := &fakeOutput{took: make(chan int, 10), confirms: make(chan int, 10), broken: make(chan error)}
+	g.sinks, err = Open(Options{Dir: g.dir, Sinks: []natlog.Sink{to}, Say: g.say, dial: func(natlog.Sink, string) (output, error) { return out, nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch := func(n int) (list []natlog.Record) {
+		for i := range n {
+			list = append(list, record(i))
+		}
+		return list
+	}
+	g.sinks.Written(store.Batch{Records: batch(1), End: store.Position{Hour: 1, Offset: 100, Records: 1}})
+	g.sinks.Written(store.Batch{Records: batch(2)}) // the disk is full
+	for _, want := range []int{1, 2} {
+		if n := <-out.took; n != want {
+			t.Fatalf("%d records, want %d", n, want)
+		}
+	}
+	out.confirms <- 2
+	ktest.Wait(t, time.Minute, "the first to be confirmed", func() bool { return g.state(to.URL).Position.Offset == 100 && len(out.confirms) == 0 })
+	g.sinks.Written(store.Batch{Records: batch(3)})
+	if n := <-out.took; n != 3 {
+		t.Fatalf("%d records, want 3", n)
+	}
+	out.broken <- errClosed
+	ktest.Wait(t, time.Minute, "the end of the connection", func() bool { return g.state(to.URL).LastError != "" })
+	if s := g.state(to.URL); s.Lost != 3 {
+		t.Errorf("%d records are lost, want 3", s.Lost)
+	}
+	if err := g.sinks.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // A datagram that is refused is sent again when the collector is there.
