@@ -3,6 +3,8 @@
 package store
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -55,6 +57,42 @@ func TestResume(t *testing.T) {
 		}
 		if got := r.who("198.51.100.1:5000", late.Add(time.Minute)); len(got.Gaps)+len(got.Lives) > 0 {
 			t.Errorf("killed %v: after the end %+v", killed, got)
+		}
+		r.must(r.s.Close())
+	}
+}
+
+// Who is killed when an hour has just been made leaves a journal of it without records, or, when the power
+// fails, an empty one: the log ended with the hour before.
+func TestResumeAfterEmptyHour(t *testing.T) {
+	for _, text := range []string{"", natlog.JournalHeader} {
+		r := newRig(t)
+		r.open()
+		tr := mapping("10.0.0.1:1000", "198.51.100.1:5000")
+		r.create(tr)
+		r.must(r.s.Append([]natlog.Record{natlog.Mark(natlog.Engine, natlog.MicrosOf(r.now), "mark")}))
+		ended := natlog.MicrosOf(r.now)
+		r.must(r.s.Close())
+		r.must(os.WriteFile(filepath.Join(r.dir, "0000000002.000"+journalSuffix), []byte(text), 0o600))
+		r.pass(time.Minute)
+		alive := 0
+		r.o.Resume = func(l *Left) (Resumed, error) {
+			if l.End != ended || l.Marks[natlog.Engine] != "mark" {
+				t.Errorf("%q: the log ended at %v with %q, want %v", text, l.End, l.Marks, ended)
+			}
+			for range l.Alive {
+				alive++
+			}
+			return Resumed{Gaps: l.Gap()}, nil
+		}
+		r.open()
+		if alive != 1 || r.s.current.number != 3 {
+			t.Errorf("%q: %d were alive, and hour %d follows", text, alive, r.s.current.number)
+		}
+		r.pass(time.Second)
+		r.must(r.s.Tick())
+		if got := r.who("198.51.100.1:6000", r.now.Add(-30*time.Second)); len(got.Gaps) != 1 || got.Gaps[0].Why != "natkit log was not running" {
+			t.Errorf("%q: %+v", text, got)
 		}
 		r.must(r.s.Close())
 	}

@@ -281,7 +281,10 @@ func (s *Store) recover(list []part) *Left {
 		c, err := readJournal(p.path)
 		if err == nil {
 			left.mark(c.marks)
-			if left.End = c.end; c.damaged > 0 {
+			if c.begin != 0 { // otherwise the hour had just been made
+				left.End = c.end
+			}
+			if c.damaged > 0 {
 				s.say("%s is damaged in %s; the rest of it is kept", p.path, plural.Count(c.damaged, "place"))
 			}
 			err = s.convert(p)
@@ -290,8 +293,9 @@ func (s *Store) recover(list []part) *Left {
 			s.say("%s: %v", p.path, err)
 		}
 	}
-	if now, err := parts(s.o.Dir); err == nil {
-		left.last = slices.DeleteFunc(now, func(p part) bool { return p.number != s.current.number })
+	if now, err := parts(s.o.Dir); err == nil && len(now) > 0 {
+		last := now[len(now)-1].number
+		left.last = slices.DeleteFunc(now, func(p part) bool { return p.number != last })
 	}
 	return left
 }
