@@ -170,7 +170,6 @@ func (t *Tail) open(end Position) (ok bool, err error) {
 	if p.position() != t.at.PartOf() {
 		t.at = p.position()
 	}
-	t.repeat = 0
 	if p.journal {
 		t.at.Row = 0
 		t.journal, err = os.Open(p.path)
@@ -195,9 +194,10 @@ func (t *Tail) open(end Position) (ok bool, err error) {
 // begin finds out which records of the part only repeat what is alive. Those do not that
 // follow a gap.
 func (t *Tail) begin() error {
-	if t.at.Part != 0 { // it goes on in the part before
+	if t.at.Part != 0 { // what the part before began with goes on in it
 		return nil
 	}
+	t.repeat = 0
 	var first []natlog.Record
 	if t.journal != nil {
 		b := make([]byte, tailBytes)

@@ -361,3 +361,40 @@ func TestRepeats(t *testing.T) {
 	}
 	f.must(f.s.Close())
 }
+
+// What an hour begins with may take several parts: all of it only repeats, from a file as from a journal.
+func TestRepeatsInParts(t *testing.T) {
+	f := newFollowed(t)
+	f.o.PartRecords = frameMost
+	f.open()
+	for i := range 3 * frameMost {
+		f.alive[mapping(fmt.Sprintf("10.0.0.1:%d", 1000+i), fmt.Sprintf("198.51.100.1:%d", 5000+i))] = natlog.MicrosOf(f.now)
+	}
+	f.pass(time.Hour)
+	f.must(f.s.Tick())
+	count := func(what string) {
+		t.Helper()
+		tail := NewTail(f.dir, Position{})
+		defer tail.Close()
+		repeats, parts := 0, map[Position]bool{}
+		for {
+			b, err := tail.Next(f.end)
+			f.must(err)
+			if len(b.Records) == 0 {
+				break
+			}
+			for i := range b.Records {
+				if b.Repeats(&b.Records[i]) {
+					repeats++
+					parts[b.End.PartOf()] = true
+				}
+			}
+		}
+		if repeats != 3*frameMost || len(parts) < 3 {
+			t.Errorf("%s: %d of %d only repeat, in %d parts", what, repeats, 3*frameMost, len(parts))
+		}
+	}
+	count("journals and files")
+	f.must(f.s.Close())
+	count("files")
+}
