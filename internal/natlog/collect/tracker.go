@@ -98,8 +98,9 @@ func (t *tracker) end(f *conntrack.Flow, at natlog.Micros, record func(natlog.Re
 		}
 		delete(t.alive, tr)
 		// What was found alive may have ended before that was recorded: its end still comes after.
-		t.ended = max(at, l.seen)
-		record(natlog.Record{Translation: tr, Event: natlog.Ended, Time: t.ended, Since: l.since})
+		ended := max(at, l.seen)
+		t.ended = max(t.ended, ended)
+		record(natlog.Record{Translation: tr, Event: natlog.Ended, Time: ended, Since: l.since})
 	}
 }
 

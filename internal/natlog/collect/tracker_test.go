@@ -134,6 +134,28 @@ func TestEndDuringDump(t *testing.T) {
 	}
 }
 
+// So does what begins again after that, also when another end, which keeps its time, came in between.
+func TestBeginAfterEndDuringDump(t *testing.T) {
+	var got []natlog.Record
+	record := func(r natlog.Record) { got = append(got, r) }
+	one := flow(1, 6, tuple("10.0.0.9:1000", "192.0.2.1:80"), tuple("192.0.2.1:80", "198.51.100.1:5000"))
+	two := flow(2, 6, tuple("10.0.0.8:1000", "192.0.2.2:80"), tuple("192.0.2.2:80", "198.51.100.1:6000"))
+	tr := newTracker(What{})
+	tr.begin(two, 60, record)
+	found := newTracker(What{})
+	found.seed = tr.seed
+	for _, f := range []*conntrack.Flow{one, two} {
+		found.begin(f, 0, func(natlog.Record) {})
+	}
+	tr.replace(found, 100, 100, record)
+	tr.end(one, 95, record)
+	tr.end(two, 96, record)
+	tr.begin(one, 97, record)
+	if last := got[len(got)-1]; last.Event != natlog.Created || last.Time != 100 || last.Since != 97 {
+		t.Errorf("%+v", last)
+	}
+}
+
 // What a dump no longer found may have begun again while it was read: that comes after the end, or the
 // rows of a file, in the order of time, would have it ended. When it began stays.
 func TestBeginDuringDump(t *testing.T) {
