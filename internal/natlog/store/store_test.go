@@ -677,6 +677,7 @@ func TestRetentionOnFullDisk(t *testing.T) {
 		}
 		r.pass(time.Hour)
 	}
+	r.s.journalsLeft(t, 0)
 	list, err := parts(r.dir)
 	r.must(err)
 	for _, p := range list {
