@@ -225,7 +225,7 @@ func (a *attachment) openRules(place observe.HookedPlace, f observe.PacketFilter
 	if !place.NFTables {
 		return
 	}
-	t, err := observe.OpenRuleTrace(place.Place, f, place.Tracks)
+	t, err := observe.OpenRuleTrace(place.Place, f, place.Tracks4 || place.Tracks6)
 	if err != nil {
 		a.missing = append(a.missing, observe.Missing{Namespace: place.Ref, What: "rules of nftables that packets meet; they are derived", Why: err.Error()})
 		return

@@ -557,6 +557,41 @@ func TestWaitNotices(t *testing.T) {
 		to := netip.AddrPortFrom(l.Options().Addresses.Server, 80).String()
 		waited(t, Options{Flow: flowOf(t, "tcp any -> "+to), Netns: l.NATNode().Handle().Inode()}, func() { dial(l, "client", to, time.Second) }, replied)
 	})
+	t.Run("IPv6 beside NAT of IPv4", func(t *testing.T) {
+		l := up(t, "routed", lab.RulesNft)
+		withIPv6(t, l)
+		const to = "[fd00:2::2]:9"
+		o := Options{Flow: flowOf(t, "udp any -> "+to), Netns: l.NATNode().Handle().Inode()}
+		untracked := o
+		untracked.Rate, untracked.Wait = 1, true
+		r, err := Open(untracked)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Waiting() {
+			t.Error("it waits where no connection of IPv6 is tracked")
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+		in(t, l, "gateway", "nft add table ip6 fw\nnft add chain ip6 fw forward { type filter hook forward priority 0 ; }\nnft add rule ip6 fw forward ct state established,related accept")
+		waited(t, o, func() { datagram(l, to) }, func(packets []trace.Packet) bool { return len(packets) > 0 })
+	})
+	t.Run("not what others mark", func(t *testing.T) {
+		l := up(t, "routed", lab.RulesNft)
+		in(t, l, "gateway", "nft add table ip other\nnft add chain ip other early { type filter hook prerouting priority -300 ; }\nnft add rule ip other early udp dport 7 meta nftrace set 1")
+		server := l.Options().Addresses.Server
+		to, others := netip.AddrPortFrom(server, 9).String(), netip.AddrPortFrom(server, 7).String()
+		packets := waited(t, Options{Flow: flowOf(t, "udp any -> "+to), Netns: l.NATNode().Handle().Inode()}, func() { datagram(l, others); datagram(l, to) },
+			func(packets []trace.Packet) bool {
+				return slices.ContainsFunc(packets, func(p trace.Packet) bool { return strings.HasSuffix(p.Tuple, to) })
+			})
+		for _, p := range packets {
+			if strings.HasSuffix(p.Tuple, others) {
+				t.Errorf("a packet of another flow is shown: %s", p.Tuple)
+			}
+		}
+	})
 	t.Run("made later", func(t *testing.T) {
 		up(t, "routed", lab.RulesNft) // there must be something to wait in
 		const to = "203.0.113.77:9"
@@ -572,6 +607,38 @@ func TestWaitNotices(t *testing.T) {
 			})
 		})
 	})
+}
+
+// A connection that is in a table already is followed at once, also if the flow is what it is behind the translation.
+func TestConnected(t *testing.T) {
+	l := up(t, "published", lab.RulesNft)
+	dial(l, "client", "192.168.0.96:8080", time.Second)
+	for _, flow := range []string{"tcp any -> 192.168.0.96:8080", "tcp any -> 172.17.0.2:80"} {
+		r, err := Open(Options{Flow: flowOf(t, flow), Netns: l.NATNode().Handle().Inode(), Rate: 1, Wait: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Waiting() {
+			t.Errorf("%s: it waits", flow)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// withIPv6 gives the nodes of the lab "routed" addresses of IPv6: fd00:1::2 to the client, fd00:2::2 to the server.
+func withIPv6(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	if _, err := os.Stat("/proc/net/if_inet6"); err != nil {
+		ktest.Unsupported(t, "this kernel has no IPv6")
+	}
+	in(t, l, "gateway", `sysctl -qw net.ipv6.conf.all.disable_ipv6=0 net.ipv6.conf.all.forwarding=1
+ip addr add fd00:1::1/64 dev eth1 nodad
+ip addr add fd00:2::1/64 dev eth0 nodad`)
+	for role, n := range map[string]string{"client": "1", "server": "2"} {
+		in(t, l, role, "sysctl -qw net.ipv6.conf.all.disable_ipv6=0\nip addr add fd00:"+n+"::2/64 dev eth0 nodad\nip -6 route add default via fd00:"+n+"::1")
+	}
 }
 
 // A trace that waits for a connection by an interface notices it by the one that it comes in by and the one that it leaves by,
@@ -619,7 +686,7 @@ func TestWaitInterface(t *testing.T) {
 // datagram sends one from a port of its own, and waits a bit.
 func datagram(l *lab.Lab, to string) {
 	_ = l.Node("client").Do(func() error {
-		c, err := net.Dial("udp4", to)
+		c, err := net.Dial("udp", to)
 		if err == nil {
 			_, _ = c.Write([]byte("x")) // what becomes of it the trace shows
 			c.Close()

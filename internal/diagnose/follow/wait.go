@@ -9,6 +9,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"time"
@@ -67,7 +68,7 @@ func (r *Run) wait() error {
 
 // waitIn waits in a namespace, too.
 func (r *Run) waitIn(a *attachment, place observe.HookedPlace) {
-	if r.filter.Netns != 0 && place.Inode != r.filter.Netns || !place.Tracks {
+	if r.filter.Netns != 0 && place.Inode != r.filter.Netns || !r.filter.Tracks(place) {
 		return
 	}
 	a.somewhere = true
@@ -88,17 +89,24 @@ func (r *Run) waitIn(a *attachment, place observe.HookedPlace) {
 // Waiting says whether no connection has matched yet.
 func (r *Run) Waiting() bool { return r.waits.Load() }
 
-// connected says whether a connection of the filter is in the table of a namespace already.
-func (r *Run) connected(place netns.Place) (found bool) {
-	_ = at(place.Ref, func() error { // of what can't be read nothing is known
+// errFound ends a dump.
+var errFound = errors.New("found")
+
+// connected says whether a connection of the filter is in the table of a namespace already, as it is on one side of a
+// translation or on the other.
+func (r *Run) connected(place netns.Place) bool {
+	err := at(place, func() error { // of what can't be read nothing is known
 		_, err := conntrack.Dump(context.Background(), conntrack.Filter{Proto: r.filter.Protocol}, func(f *conntrack.Flow) error {
-			t := f.Orig
-			found = found || r.wants(t.Src, t.Dst, t.SrcPort, t.DstPort) || r.wants(t.Dst, t.Src, t.DstPort, t.SrcPort)
+			for _, t := range []conntrack.Tuple{f.Orig, f.Reply} {
+				if r.wants(t.Src, t.Dst, t.SrcPort, t.DstPort) || r.wants(t.Dst, t.Src, t.DstPort, t.SrcPort) {
+					return errFound
+				}
+			}
 			return nil
 		})
 		return err
 	})
-	return found
+	return errors.Is(err, errFound)
 }
 
 func (r *Run) wants(from, to netip.Addr, sport, dport uint16) bool {
@@ -109,13 +117,23 @@ func (r *Run) wants(from, to netip.Addr, sport, dport uint16) bool {
 		(r.filter.Port == 0 || r.filter.Port == sport || r.filter.Port == dport)
 }
 
-func at(ref string, fn func() error) error {
-	h, err := netns.Open(ref)
+// at runs fn in a namespace.
+func at(place netns.Place, fn func() error) error {
+	h, err := open(place.Ref, place.Inode)
 	if err != nil {
 		return err
 	}
 	defer h.Close()
 	return h.Do(fn)
+}
+
+// open opens a namespace by what led to it when it was found: the process may have ended since, and another have its number.
+func open(ref string, inode uint64) (*netns.Handle, error) {
+	h, err := netns.Open(ref)
+	if err == nil && h.Inode() != inode {
+		return nil, errors.Join(fmt.Errorf("%s is another namespace now", ref), h.Close())
+	}
+	return h, err
 }
 
 // await attaches everything once a connection has begun, or one of its packets was dropped. If ctx is over before,
@@ -257,7 +275,7 @@ func (r *Run) entryOf(e snapshot.TraceEvent, waited *attachment) (out *snapshot.
 	}
 	host := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 	t := e.Tuple
-	_ = at(book.place.Ref, func() error { // without it less is known of the packet
+	_ = at(book.place, func() error { // without it less is known of the packet
 		ctx, stop := context.WithTimeout(context.Background(), time.Second)
 		defer stop()
 		_, err := conntrack.Dump(ctx, conntrack.Filter{Src: host(t.Source.Addr()), Dst: host(t.Destination.Addr())}, func(f *conntrack.Flow) error {

@@ -30,10 +30,11 @@ type RuleTrace struct {
 	ref    string
 	inode  uint64
 	filter PacketFilter
-	tracks bool          // connection tracking is on in the namespace
-	family uint8         // of the table
-	waits  bool          // for new connections alone: see OpenConnectionWatch
-	owner  *netlink.Conn // whose table it is
+	tracks bool            // connection tracking is on in the namespace
+	family uint8           // of the table
+	waits  bool            // for new connections alone: see OpenWaiting
+	marked map[uint64]bool // while it waits: packets that the table has marked, by their trace ids
+	owner  *netlink.Conn   // whose table it is
 	events *netlink.Conn
 	names  map[uint32]string // of interfaces, for Read
 	known  map[snapshot.TraceTuple]bool
@@ -48,7 +49,9 @@ var ErrRulesLost = errors.New("rules that the kernel reported were lost")
 func (t *RuleTrace) Netns() uint64 { return t.inode }
 
 // ruleTraceTable names the table; the number of the process keeps two traces apart.
-func ruleTraceTable() string { return fmt.Sprintf("natkit-trace-%d", os.Getpid()) }
+func ruleTraceTable() string { return fmt.Sprintf("%s%d", ruleTraceTables, os.Getpid()) }
+
+const ruleTraceTables = "natkit-trace-"
 
 // Kernel interface, linux/netfilter/nf_tables.h, as far as package unix does not have it.
 const (
@@ -210,13 +213,32 @@ func (t *RuleTrace) Read(until time.Time) ([]snapshot.TraceEvent, error) {
 		if err != nil {
 			return out, ErrRulesLost
 		}
-		if e.Rule.Table == ruleTraceTable() || e.Rule.Handle == 0 && e.Point == snapshot.PointRule && e.Head == nil {
-			continue // natkit's own, or the end of a chain that was jumped to
+		if e.Rule.Table == ruleTraceTable() && e.Rule.Handle != 0 {
+			t.mark(e.Packet)
+		}
+		if strings.HasPrefix(e.Rule.Table, ruleTraceTables) || e.Rule.Handle == 0 && e.Point == snapshot.PointRule && e.Head == nil {
+			continue // a trace's own, or the end of a chain that was jumped to
+		}
+		if t.waits && !t.marked[e.Packet] {
+			continue // another trace has marked the packet, or a rule of somebody's
 		}
 		e.Netns, e.Namespace, e.TimeNS, e.Interface = t.inode, t.ref, monotonicNow(), t.device(device)
 		out = append(out, e)
 	}
 	return out, nil
+}
+
+// maxMarked bounds what is remembered of packets: a trace that waits ends soon behind the first.
+const maxMarked = 4096
+
+func (t *RuleTrace) mark(packet uint64) {
+	if !t.waits {
+		return
+	}
+	if len(t.marked) >= maxMarked || t.marked == nil {
+		t.marked = map[uint64]bool{}
+	}
+	t.marked[packet] = true
 }
 
 // device names an interface of the namespace, "" for none.
@@ -578,15 +600,6 @@ func (t *RuleTrace) both(one func(source, destination PacketEnd) []expression) (
 	return out
 }
 
-func (t *RuleTrace) family4() (four, known bool) {
-	for _, end := range []PacketEnd{t.filter.A, t.filter.B} {
-		if end.Addresses.IsValid() {
-			return end.Addresses.Addr().Is4(), true
-		}
-	}
-	return false, false
-}
-
 func nfproto(four bool) []byte {
 	if four {
 		return []byte{unix.NFPROTO_IPV4}
@@ -598,7 +611,7 @@ func port(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
 
 // common is what both kinds of matches begin with.
 func (t *RuleTrace) common() (out []expression) {
-	if four, known := t.family4(); known {
+	if four, known := t.filter.family4(); known {
 		out = append(out, meta(unix.NFT_REG_1, unix.NFT_META_NFPROTO), compare(nfproto(four)))
 	}
 	if t.filter.Protocol != 0 {
@@ -609,7 +622,7 @@ func (t *RuleTrace) common() (out []expression) {
 
 // filterMatches are the conditions of packets as they are.
 func (t *RuleTrace) filterMatches() [][]expression {
-	four, _ := t.family4()
+	four, _ := t.filter.family4()
 	at := addressOffsets[four]
 	return t.both(func(source, destination PacketEnd) []expression {
 		var out []expression // addresses first: they decide for most packets, and fast
@@ -631,7 +644,7 @@ func (t *RuleTrace) filterMatches() [][]expression {
 // replyMatches are the conditions of replies, by the original direction of their entry.
 func (t *RuleTrace) replyMatches() [][]expression {
 	addresses := [2]uint32{nftCtSrcIP, nftCtDstIP}
-	if four, known := t.family4(); known && !four {
+	if four, known := t.filter.family4(); known && !four {
 		addresses = [2]uint32{nftCtSrcIP6, nftCtDstIP6}
 	}
 	return t.both(func(source, destination PacketEnd) []expression {

@@ -65,8 +65,24 @@ type Packets struct {
 type HookedPlace struct {
 	netns.Place
 	NFTables, Legacy bool // whose rules are there
-	Tracks           bool // connection tracking is on
+	Tracks4, Tracks6 bool // connection tracking is on, of IPv4 and of IPv6
 	NAT4, NAT6       bool // so is NAT
+}
+
+// Tracks says whether connection tracking is on in a namespace for connections of the filter.
+func (f PacketFilter) Tracks(place HookedPlace) bool {
+	four, known := f.family4()
+	return place.Tracks4 && (four || !known) || place.Tracks6 && (!four || !known)
+}
+
+// family4 says whether the filter is about IPv4, if it is about one family.
+func (f PacketFilter) family4() (four, known bool) {
+	for _, end := range []PacketEnd{f.A, f.B} {
+		if end.Addresses.IsValid() {
+			return end.Addresses.Addr().Is4(), true
+		}
+	}
+	return false, false
 }
 
 // Missing is a part of a trace that can't be seen, and where.
@@ -164,14 +180,17 @@ func (p *Packets) Attach() error {
 }
 
 // Wait has the programs see only what costs the packets of established connections nothing: packets of the filter that are
-// dropped, and, where Refresh adds it, new connections in namespaces that track them and have no NAT. For
-// those that have, see OpenWaiting.
+// dropped, and, where Refresh adds it, new connections of a family that a namespace tracks and does not translate. For
+// those that it translates, see OpenWaiting.
 func (p *Packets) Wait() error {
 	p.hangs = func(hooked HookedPlace, hooks []snapshot.Hook) error {
-		if hooked.NAT4 || hooked.NAT6 || !hooked.Tracks {
-			return nil
-		}
 		for _, c := range checkpoints(hooks) {
+			if tracks, nat := hooked.Tracks4, hooked.NAT4; c.family == unix.NFPROTO_IPV4 && (!tracks || nat) {
+				continue
+			}
+			if tracks, nat := hooked.Tracks6, hooked.NAT6; c.family == unix.NFPROTO_IPV6 && (!tracks || nat) {
+				continue
+			}
 			key := placeKey{hooked.Inode, c.family, c.hook}
 			priority := conntrackPriority + 1
 			switch link.NetfilterInetHook(c.hook) {
@@ -422,7 +441,10 @@ func (p *Packets) lookAt(lister *HookLister, place netns.Place) (*HookedPlace, e
 	for _, hook := range hooks {
 		hooked.NFTables = hooked.NFTables || hook.Owner == "nf_tables"
 		hooked.Legacy = hooked.Legacy || hook.Owner == "iptables"
-		hooked.Tracks = hooked.Tracks || hook.Priority == conntrackPriority && strings.Contains(hook.Function, "conntrack")
+		if hook.Priority == conntrackPriority && strings.Contains(hook.Function, "conntrack") {
+			hooked.Tracks4 = hooked.Tracks4 || hook.Family == familyName(unix.NFPROTO_IPV4)
+			hooked.Tracks6 = hooked.Tracks6 || hook.Family == familyName(unix.NFPROTO_IPV6)
+		}
 		hooked.NAT4 = hooked.NAT4 || strings.HasPrefix(hook.Function, "nf_nat_ipv4_")
 		hooked.NAT6 = hooked.NAT6 || strings.HasPrefix(hook.Function, "nf_nat_ipv6_")
 	}
