@@ -10,13 +10,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"natkit/internal/diagnose/trace"
 	"natkit/internal/kernel/conntrack"
-	"natkit/internal/kernel/netns"
 	"natkit/internal/snapshot"
 	"natkit/internal/words/plural"
 )
@@ -35,12 +35,13 @@ type entry struct {
 	original snapshot.TraceTuple
 	last     *conntrack.Flow // as it was when it was last there; nil: it was not asked for yet
 	at       time.Time
+	over     *trace.EntryEnd // it ended: reported unless the connection turns out to be over
 }
 
 // tableState is how a namespace's table is.
 type tableState struct {
-	evicted uint64 // since the namespace was made
-	crowded bool   // so full that the kernel also removes entries without counting them
+	counts  conntrack.Stats // since the namespace was made; nil: not known
+	crowded bool            // so full that the kernel also removes entries without counting them
 }
 
 const (
@@ -50,12 +51,18 @@ const (
 	slack = 2
 )
 
-// watch adds the entry of a packet.
+// watch adds the entry of a packet. One of a connection that ends by this packet is let go: the kernel removes it at once
+// where a SYN is refused, or for a new connection with the same ends.
 func (w *entries) watch(e *snapshot.TraceEvent) {
 	if e.Entry == nil || !e.Entry.Confirmed || e.Entry.Original.Source.Port() == 0 {
 		return // without ports natkit does not know enough to ask for it
 	}
-	if slices.ContainsFunc(w.all, func(o entry) bool { return o.netns == e.Netns && o.original == e.Entry.Original }) {
+	same := func(o entry) bool { return o.netns == e.Netns && o.original == e.Entry.Original }
+	if strings.Contains(e.Kind, "FIN") || strings.Contains(e.Kind, "RST") {
+		w.all = slices.DeleteFunc(w.all, same)
+		return
+	}
+	if slices.ContainsFunc(w.all, same) {
 		return
 	}
 	if len(w.all) >= maxEntries {
@@ -65,7 +72,8 @@ func (w *entries) watch(e *snapshot.TraceEvent) {
 	w.next = time.Time{} // it may not last long
 }
 
-// ask asks for all of them, if it is time, and returns those that ended before theirs.
+// ask asks for all of them, if it is time, and returns those that had ended before theirs when it asked last: since then
+// natkit has come to read the packet that ended the connection, if there is one.
 func (w *entries) ask() (ended []trace.EntryEnd) {
 	now := time.Now()
 	if len(w.all) == 0 || now.Before(w.next) {
@@ -83,17 +91,15 @@ func (w *entries) ask() (ended []trace.EntryEnd) {
 		if err != nil {
 			continue // with their namespace they are gone
 		}
-		before, known := was[inode]
-		if !known {
-			before.evicted = table.evicted
-		}
 		w.tables[inode] = table
 		for i, e := range spaces[inode] {
-			if left := e.timeLeft(found[i], time.Now()); left > 0 {
-				ended = append(ended, e.end(left, before, table))
+			if e.over != nil {
+				ended = append(ended, *e.over)
+				e.over = nil
+			} else if left := e.timeLeft(found[i], time.Now()); left > 0 {
+				e.over = e.end(left, was[inode], table)
 			}
-			if found[i] != nil {
-				e.last, e.at = found[i], time.Now()
+			if e.last, e.at = found[i], time.Now(); e.last != nil || e.over != nil {
 				w.all = append(w.all, e)
 			}
 		}
@@ -113,22 +119,18 @@ func askIn(of []entry) (found []*conntrack.Flow, table tableState, err error) {
 			wanted[i].Family = unix.AF_INET6
 		}
 	}
-	h, err := netns.Open(of[0].ref)
+	h, err := open(of[0].ref, of[0].netns)
 	if err != nil {
 		return nil, table, err
 	}
 	defer h.Close()
-	if h.Inode() != of[0].netns {
-		return nil, table, fmt.Errorf("%s is another namespace now", of[0].ref)
-	}
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
 	err = h.Do(func() (err error) {
 		if found, err = conntrack.Lookup(ctx, wanted); err != nil {
 			return err
 		}
-		counted, _ := conntrack.ReadStats() // without it the reason is not known
-		table.evicted = counted.Sum()["early_drop"]
+		table.counts, _ = conntrack.ReadStats() // without it the reason is not known
 		if l, err := conntrack.ReadLimits(); err == nil {
 			table.crowded = l.Count > l.Max/100*95 // nf_conntrack_max95 of Linux
 		}
@@ -153,14 +155,15 @@ func (e *entry) timeLeft(now *conntrack.Flow, at time.Time) uint32 {
 	return 0
 }
 
-// end says what became of the entry, by what the table was before and is now.
-func (e *entry) end(left uint32, before, now tableState) trace.EntryEnd {
-	out := trace.EntryEnd{Namespace: e.ref, Original: e.original.String(), TimeNS: monotonic(), LeftSeconds: left, How: trace.EntryGone, Tuple: e.original}
-	switch n := now.evicted - before.evicted; {
-	case n > 0:
+// end says what became of the entry, by what the table was before and is now. The kernel evicts none that is assured.
+func (e *entry) end(left uint32, before, now tableState) *trace.EntryEnd {
+	out := &trace.EntryEnd{Namespace: e.ref, Original: e.original.String(), TimeNS: monotonic(), LeftSeconds: left, How: trace.EntryGone, Tuple: e.original}
+	assured := e.last.Status&conntrack.StatusAssured != 0
+	switch n := now.counts.Since(before.counts)["early_drop"]; {
+	case n > 0 && !assured:
 		out.How = trace.EntryEvicted
 		out.Why = fmt.Sprintf("the table is full: to make room the kernel evicted %s not assured (early_drop)", plural.Count(n, "entry"))
-	case now.crowded:
+	case now.crowded && !assured:
 		out.Why = "the table is more than 95 % full, where the kernel removes entries early; or somebody deleted it"
 	default:
 		out.Why = "somebody deleted it: conntrack -D or -F, a program that writes rules, or an address that was removed"

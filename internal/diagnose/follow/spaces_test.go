@@ -357,6 +357,65 @@ func TestEntryDeleted(t *testing.T) {
 	}
 }
 
+// A connection that is refused takes its entry with it, however late: nobody has deleted that.
+func TestEntryOfRefused(t *testing.T) {
+	seenInHooks(t)
+	l := up(t, "routed", lab.RulesNft)
+	in(t, l, "server", "nft add table ip fw\nnft add chain ip fw in { type filter hook input priority 0 ; }\nnft add rule ip fw in tcp dport 81 drop")
+	to := netip.AddrPortFrom(l.Options().Addresses.Server, 81).String()
+	var syns, refused atomic.Int32
+	ends := make(chan trace.EntryEnd, 10)
+	watching(t, Options{
+		Flow: flowOf(t, "tcp "+l.Options().Addresses.Client.Addr().String()+" -> "+to), Netns: l.Node("client").Handle().Inode(),
+		Ended: func(e trace.EntryEnd) error { ends <- e; return nil },
+	}, func(p trace.Packet) {
+		switch {
+		case p.Kind == "SYN":
+			syns.Add(1)
+		case strings.Contains(p.Kind, "RST"):
+			refused.Add(1)
+		}
+	})
+	dialed := make(chan struct{})
+	go func() {
+		defer close(dialed)
+		dial(l, "client", to, 20*time.Second)
+	}()
+	ktest.Wait(t, 10*time.Second, "it is followed", func() bool { return syns.Load() > 0 })
+	time.Sleep(2 * askEvery) // natkit has asked for the entry
+	in(t, l, "server", "nft flush chain ip fw in")
+	<-dialed
+	ktest.Wait(t, 10*time.Second, "it is refused", func() bool { return refused.Load() > 0 })
+	time.Sleep(3 * askEvery) // it would have been asked about, and reported
+	if len(ends) > 0 {
+		t.Errorf("reported: %+v", <-ends)
+	}
+}
+
+// Why an entry ended is what the table shows: none that is assured is evicted, and where the counters are not known nothing is.
+func TestEntryEnd(t *testing.T) {
+	counted := func(n uint64) conntrack.Stats { return conntrack.Stats{{"early_drop": n}} }
+	for _, tt := range []struct {
+		name        string
+		status      conntrack.Status
+		before, now tableState
+		how         trace.EntryHow
+		why         string
+	}{
+		{"evicted", 0, tableState{counts: counted(1)}, tableState{counts: counted(3)}, trace.EntryEvicted, "evicted 2 entries"},
+		{"deleted", 0, tableState{counts: counted(1)}, tableState{counts: counted(1)}, trace.EntryGone, "somebody deleted it: "},
+		{"crowded", 0, tableState{counts: counted(1)}, tableState{counts: counted(1), crowded: true}, trace.EntryGone, "95 %"},
+		{"assured", conntrack.StatusAssured, tableState{counts: counted(1)}, tableState{counts: counted(3), crowded: true}, trace.EntryGone, "somebody deleted it: "},
+		{"unknown before", 0, tableState{}, tableState{counts: counted(3)}, trace.EntryGone, "somebody deleted it: "},
+		{"unknown now", 0, tableState{counts: counted(3)}, tableState{}, trace.EntryGone, "somebody deleted it: "},
+	} {
+		e := entry{last: &conntrack.Flow{Status: tt.status}}
+		if got := e.end(10, tt.before, tt.now); got.How != tt.how || !strings.Contains(got.Why, tt.why) {
+			t.Errorf("%s: got %+v", tt.name, got)
+		}
+	}
+}
+
 // An entry that the kernel evicts from a full table is reported as such.
 func TestEntryEvicted(t *testing.T) {
 	l := up(t, "routed", lab.RulesNft)
