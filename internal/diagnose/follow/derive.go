@@ -6,7 +6,9 @@ package follow
 // to packets of which the kernel reports nothing.
 
 import (
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -28,22 +30,25 @@ type book struct {
 	taken  time.Time
 }
 
-// bookAge is how old a book must be to be read again for a rule that it does not have.
+// bookAge is how old a book must be to be read again: for a rule that it does not have, or for one that nobody reports.
 const bookAge = time.Second
 
 type chainName struct{ family, table, name string }
 
 // newBook reads the rules. What could be read is returned with the error of what could not.
 func newBook(place netns.Place) (*book, error) {
-	b := &book{place: place}
+	b := &book{place: place, rules: &snapshot.Snapshot{}}
 	return b, b.take()
 }
 
-// take reads the rules as they are now.
+// take reads the rules as they are now. Of a namespace that can't be entered any more those of before stay.
 func (b *book) take() error {
-	var err error
-	b.rules, err = b.read(nil)
-	b.taken, b.chains = time.Now(), map[chainName]*snapshot.Chain{}
+	b.taken = time.Now()
+	rules, err := b.read(nil)
+	if rules == nil {
+		return err
+	}
+	b.rules, b.chains = rules, map[chainName]*snapshot.Chain{}
 	for i := range b.rules.Chains {
 		if c := &b.rules.Chains[i]; c.Backend == "nft" {
 			b.chains[chainName{c.Family, c.Table, c.Name}] = c
@@ -52,10 +57,21 @@ func (b *book) take() error {
 	return err
 }
 
+// current are the rules, read again if that is long ago.
+func (b *book) current() *snapshot.Snapshot {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if time.Since(b.taken) > bookAge {
+		_ = b.take() // what can't be read translates nothing
+	}
+	return b.rules
+}
+
+// read reads the rules; nil if the namespace can't be entered.
 func (b *book) read(drops []snapshot.Drop) (*snapshot.Snapshot, error) {
-	h, err := netns.Open(b.place.Ref)
+	h, err := open(b.place.Ref, b.place.Inode)
 	if err != nil {
-		return &snapshot.Snapshot{}, err
+		return nil, err
 	}
 	defer h.Close()
 	return probe.Rules(h, drops)
@@ -96,6 +112,9 @@ func (r *Run) Dropped(inode uint64, function string, p snapshot.DroppedPacket) [
 	}
 	row := snapshot.Drop{Count: 1, Location: function + "+0x0", Cause: snapshot.CauseRule, Packets: []snapshot.DroppedPacket{p}, Interface: p.In}
 	s, _ := b.read([]snapshot.Drop{row}) // of what can't be read nothing is derived
+	if s == nil {
+		return nil
+	}
 	var out []trace.Rule
 	for _, d := range blame.Follow(s, row, p).Droppers {
 		out = append(out, ruleOf(d.Chain, d.Rule))
@@ -125,9 +144,7 @@ func (r *Run) Translated(inode uint64, hook string, p snapshot.DroppedPacket, af
 	if b == nil {
 		return nil
 	}
-	b.mu.Lock()
-	rules := b.rules
-	b.mu.Unlock()
+	rules := b.current()
 	w := translators{s: rules, p: p, after: after}
 	for i := range rules.Chains {
 		c := &rules.Chains[i]
@@ -185,9 +202,37 @@ func (w *translators) translates(text string) bool {
 			if word == "snat" {
 				end = w.after.Source
 			}
-			rest := strings.Join(words[i:], " ")
-			return strings.Contains(rest, end.Addr().String()) || !strings.ContainsAny(rest, "0123456789") || strings.Contains(rest, "map") || strings.Contains(rest, "-")
+			to := slices.IndexFunc(words[i:], func(w string) bool { return w == "to" || strings.HasPrefix(w, "--to-") })
+			return to < 0 || i+to+1 == len(words) || leadsTo(words[i+to+1], end)
 		}
 	}
 	return false
+}
+
+// leadsTo says whether "10.0.0.1:80", "10.0.0.1-10.0.0.9:1024-2047", "[fd00::1]:80" or ":80" may have led to an end.
+// Of what is read from a map that is not known.
+func leadsTo(target string, end netip.AddrPort) bool {
+	addresses, ports := target, ""
+	if i := strings.LastIndexByte(target, ':'); i == 0 || i > 0 && (target[i-1] == ']' || strings.Count(target, ":") == 1) {
+		addresses, ports = target[:i], target[i+1:]
+	}
+	if first, last, ok := ends(strings.NewReplacer("[", "", "]", "").Replace(addresses), netip.ParseAddr); ok && (end.Addr().Less(first) || last.Less(end.Addr())) {
+		return false
+	}
+	first, last, ok := ends(ports, strconv.Atoi)
+	port := int(end.Port())
+	return !ok || port == 0 || first <= port && port <= last
+}
+
+// ends are those of a range, which may be one.
+func ends[T any](text string, parse func(string) (T, error)) (first, last T, ok bool) {
+	from, to, isRange := strings.Cut(text, "-")
+	if !isRange {
+		to = from
+	}
+	first, err := parse(from)
+	if err == nil {
+		last, err = parse(to)
+	}
+	return first, last, err == nil
 }

@@ -167,6 +167,7 @@ func (r *Run) refresh() {
 			a.openRules(place, r.filter)
 		}
 		for _, t := range a.rules[before:] {
+			clear(a.known) // it knows none
 			a.reader.Go(func() { r.read(a, t) })
 		}
 	}

@@ -416,6 +416,37 @@ func TestEntryEnd(t *testing.T) {
 	}
 }
 
+// A namespace that gets rules while a trace is on has those of connections reported that are followed already.
+func TestRulesLater(t *testing.T) {
+	l := up(t, "routed", lab.RulesNft)
+	to := netip.AddrPortFrom(l.Options().Addresses.Server, 9)
+	listening(t, l, to)
+	var c net.Conn
+	if err := l.Node("client").Do(func() (err error) {
+		c, err = net.Dial("udp4", to.String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var seen, met atomic.Int32
+	watching(t, Options{Flow: flowOf(t, "udp "+l.Options().Addresses.Client.Addr().String()+" -> "+to.String()), Netns: l.Node("client").Handle().Inode()}, func(p trace.Packet) {
+		seen.Add(1)
+		if s := step(p, trace.RuleMet, "input"); s != nil && s.Namespace == l.Name()+"-server" {
+			met.Add(1)
+		}
+	})
+	send := func() { _, _ = c.Write([]byte("x")) }
+	send()
+	ktest.Wait(t, 10*time.Second, "it is followed", func() bool { return seen.Load() > 0 })
+	// Behind the translation nothing but the followed tuples leads to the connection.
+	in(t, l, "server", "nft add table ip fw\nnft add chain ip fw in { type filter hook input priority 0 ; }\nnft add rule ip fw in udp dport 9 accept")
+	ktest.Wait(t, 20*time.Second, "the rule is reported", func() bool {
+		send()
+		return met.Load() > 0
+	})
+}
+
 // An entry that the kernel evicts from a full table is reported as such.
 func TestEntryEvicted(t *testing.T) {
 	l := up(t, "routed", lab.RulesNft)
