@@ -380,6 +380,7 @@ func (r *Run) Watch(ctx context.Context, fn func(trace.Packet) error) error {
 		if err := r.askEntries(); err != nil {
 			return err
 		}
+		r.at.keepRefused()
 		over := ctx.Err() != nil
 		now := monotonic()
 		if over {

@@ -3,6 +3,10 @@
 package follow
 
 import (
+	"slices"
+	"strings"
+	"time"
+
 	"natkit/internal/kernel/netns"
 	"natkit/internal/kernel/observe"
 	"natkit/internal/snapshot"
@@ -27,7 +31,36 @@ type ProgramReader func(ref string) (Program, error)
 // programOf is a Program and where.
 type programOf struct {
 	Program
-	place netns.Place
+	place   netns.Place
+	refused []refusal // lately, the oldest first
+}
+
+// refusal is why packets were dropped in the time before, back to that of the refusal before it.
+type refusal struct {
+	at  uint64 // CLOCK_MONOTONIC
+	why string
+}
+
+// refusedFor is how long a refusal is kept, in nanoseconds: longer than until a packet is complete.
+const refusedFor = 5_000_000_000
+
+// refusedEvery is how often the programs are asked: to ask one takes milliseconds.
+const refusedEvery = 500 * time.Millisecond
+
+// ask asks a program why it dropped packets since it was asked last, unless that is not long ago.
+func (p *programOf) ask(pause time.Duration) {
+	now := monotonic()
+	if n := len(p.refused); n > 0 && now < p.refused[n-1].at+uint64(pause) {
+		return
+	}
+	p.refused = append(slices.DeleteFunc(p.refused, func(r refusal) bool { return r.at+refusedFor < now }), refusal{now, p.Program.Refused()})
+}
+
+// keepRefused keeps what the programs dropped, so that it is known when that was.
+func (a *attachment) keepRefused() {
+	for i := range a.programs {
+		a.programs[i].ask(refusedEvery)
+	}
 }
 
 // openPrograms looks for programs of natkit's in all namespaces.
@@ -41,7 +74,7 @@ func (a *attachment) openPrograms(read ProgramReader) {
 		if err != nil {
 			a.missing = append(a.missing, observe.Missing{Namespace: place.Ref, What: "what natkit's own programs did", Why: err.Error()})
 		} else if p != nil {
-			a.programs = append(a.programs, programOf{p, place})
+			a.programs = append(a.programs, programOf{Program: p, place: place})
 		}
 	}
 }
@@ -66,14 +99,26 @@ func (r *Run) Crossed(before, after snapshot.TraceTuple, at uint64) (namespace, 
 	return "", ""
 }
 
-// Refused asks the program of a namespace: see trace.Deriver.
-func (r *Run) Refused(inode uint64) string {
-	for _, p := range r.at.programs {
-		if p.place.Inode == inode {
-			return p.Refused()
+// Refused is what the program of a namespace dropped in the time in which a packet was there, and the next: see trace.Deriver.
+func (r *Run) Refused(inode uint64, at uint64) string {
+	var whys []string
+	for n := range r.at.programs {
+		p := &r.at.programs[n]
+		if p.place.Inode != inode {
+			continue
+		}
+		p.ask(tick)
+		i := slices.IndexFunc(p.refused, func(r refusal) bool { return r.at >= at })
+		if i < 0 {
+			continue
+		}
+		for _, late := range p.refused[i:min(i+2, len(p.refused))] {
+			if late.why != "" && !slices.Contains(whys, late.why) {
+				whys = append(whys, late.why)
+			}
 		}
 	}
-	return ""
+	return strings.Join(whys, "; or ")
 }
 
 // maxAsked bounds how often a program is asked about a tuple that it does not know.

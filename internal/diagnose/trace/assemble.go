@@ -80,8 +80,8 @@ type Deriver interface {
 	Forwarded(netns uint64, before, after snapshot.TraceTuple, at uint64) string
 	// Crossed says the same of a packet that no namespace saw, and which namespace it was.
 	Crossed(before, after snapshot.TraceTuple, at uint64) (namespace, how string)
-	// Refused says why a program of natkit's in a namespace dropped a packet, "" if none did.
-	Refused(netns uint64) string
+	// Refused says why a program of natkit's in a namespace dropped packets shortly behind a time, "" if it dropped none.
+	Refused(netns uint64, at uint64) string
 }
 
 // NewAssembler returns an empty one. Without a deriver nothing is derived.
@@ -300,13 +300,13 @@ func (a *Assembler) packet(w *way) Packet {
 	}
 	d := a.connections[own]
 	p.Connection, p.Reply = d.connection, d.reply
-	p.Steps, p.End = account(a.withRules(w.events), a.deriver)
+	p.Steps, p.End = account(a.withRules(w.events, d.connection), a.deriver)
 	return p
 }
 
 // withRules puts what nftables reported between the events of a packet: its messages have no time
 // of their own, but a hook and a priority.
-func (a *Assembler) withRules(events []snapshot.TraceEvent) []snapshot.TraceEvent {
+func (a *Assembler) withRules(events []snapshot.TraceEvent, connection int) []snapshot.TraceEvent {
 	var out []snapshot.TraceEvent
 	for len(events) > 0 {
 		n := 1 // events in one namespace, in one pass through its stack
@@ -314,7 +314,7 @@ func (a *Assembler) withRules(events []snapshot.TraceEvent) []snapshot.TraceEven
 			n++
 		}
 		segment := slices.Clone(events[:n])
-		for _, r := range a.takeRuns(segment) {
+		for _, r := range a.takeRuns(segment, connection) {
 			segment = insertRun(segment, r)
 		}
 		out = append(out, segment...)
@@ -324,8 +324,15 @@ func (a *Assembler) withRules(events []snapshot.TraceEvent) []snapshot.TraceEven
 }
 
 // takeRuns takes the runs that are about the packet of a segment: of each base chain one, as another is about the next
-// packet of the same content.
-func (a *Assembler) takeRuns(segment []snapshot.TraceEvent) []*run {
+// packet of the same content. Datagrams of several connections may be alike but for their ends.
+func (a *Assembler) takeRuns(segment []snapshot.TraceEvent, connection int) []*run {
+	ofAnother := func(t snapshot.TraceTuple) bool {
+		if slices.ContainsFunc(segment, func(e snapshot.TraceEvent) bool { return e.Tuple == t }) {
+			return false
+		}
+		known := a.connections[t].connection
+		return known != 0 && connection != 0 && known != connection
+	}
 	from, to := segment[0].TimeNS, segment[len(segment)-1].TimeNS+settle
 	if p := segment[0].Point; p != snapshot.PointReceived && p != snapshot.PointMade {
 		from -= min(from, settle) // it has met rules before it was seen
@@ -334,7 +341,7 @@ func (a *Assembler) takeRuns(segment []snapshot.TraceEvent) []*run {
 	a.runs = slices.DeleteFunc(a.runs, func(r *run) bool {
 		e := &r.events[0]
 		mine := e.Netns == segment[0].Netns && e.Identity == segment[0].Identity && e.TimeNS >= from && e.TimeNS < to &&
-			!slices.ContainsFunc(out, func(o *run) bool { return o.chain() == r.chain() })
+			!slices.ContainsFunc(out, func(o *run) bool { return o.chain() == r.chain() }) && !ofAnother(e.Tuple)
 		if mine {
 			out = append(out, r)
 		}

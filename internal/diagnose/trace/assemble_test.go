@@ -4,6 +4,7 @@ package trace
 
 import (
 	"math"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -86,6 +87,27 @@ func TestRulesOfAlikePackets(t *testing.T) {
 		}
 		if want := uint64(2 + i); !slices.Equal(rules, []uint64{want, want}) {
 			t.Errorf("packet %d met rules %v, want %d twice", i+1, rules, want)
+		}
+	}
+}
+
+// Datagrams of two connections may be alike but for their ends: a rule that one has met is not the other's.
+func TestRulesOfAnotherConnection(t *testing.T) {
+	a := NewAssembler(nil)
+	const start = 10_000_000_000
+	tuple := func(source string) snapshot.TraceTuple {
+		return snapshot.TraceTuple{Protocol: "udp", Source: netip.MustParseAddrPort(source), Destination: netip.MustParseAddrPort("[fd00::53]:53")}
+	}
+	one, other := tuple("[fd00::1]:4000"), tuple("[fd00::2]:4000")
+	a.Add(snapshot.TraceEvent{TimeNS: start, Netns: 1, Identity: 7, Packet: 1, Point: snapshot.PointReceived, Tuple: one})
+	a.Add(snapshot.TraceEvent{TimeNS: start + 1000, Netns: 1, Identity: 7, Packet: 1, Point: snapshot.PointDropped, Tuple: one, Drop: &snapshot.TraceDrop{Reason: "NETFILTER_DROP"}})
+	a.Add(snapshot.TraceEvent{TimeNS: start + 2000, Netns: 1, Identity: 7, Packet: 2, Point: snapshot.PointReceived, Tuple: other})
+	a.Add(snapshot.TraceEvent{TimeNS: start + 3000, Netns: 1, Identity: 7, Packet: 2, Point: snapshot.PointHook, Hook: "forward", Priority: math.MaxInt32 - 1, Tuple: other})
+	a.Add(snapshot.TraceEvent{TimeNS: start + 4000, Netns: 1, Identity: 7, Packet: 100, Hook: "forward", Head: []byte{0x60}, Point: snapshot.PointRule, Tuple: other,
+		Rule: &snapshot.TraceRule{Family: "ip6", Table: "fw", Chain: "forward", Handle: 2, Verdict: "accept"}})
+	for i, p := range a.Take(0) {
+		if met := slices.ContainsFunc(p.Steps, func(s Step) bool { return s.What == RuleMet }); met != (i == 1) {
+			t.Errorf("packet %d has met the rule: %v", i+1, met)
 		}
 	}
 }

@@ -5,6 +5,7 @@ package trace
 // What events mean: a step is the difference between a packet at one place and at the next.
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -245,6 +246,8 @@ func (t *follower) routing(e *snapshot.TraceEvent) {
 		detail = "no way: " + r.Function
 	case r.Gateway.IsValid():
 		detail = fmt.Sprintf("out %s via %s", r.Interface, r.Gateway)
+	case e.Tuple.Destination.Addr().Is6(): // whose next hop natkit does not read
+		detail = "out " + r.Interface
 	default:
 		detail = fmt.Sprintf("out %s, on the link", r.Interface)
 	}
@@ -277,24 +280,28 @@ func (t *follower) end() End {
 	switch {
 	case last.Point == snapshot.PointDropped:
 		t.died(&end)
-	case last.Source == snapshot.TraceNFTables:
+	case last.Source == snapshot.TraceNFTables, last.Point == snapshot.PointReceived && t.rule != nil:
 		end.Outcome, end.Why = Vanished, "it came before natkit had attached its programs; only its rules and its conntrack entry are known"
+		if last.Point == snapshot.PointReceived {
+			end.Why = "last seen in hook " + t.steps[len(t.steps)-1].Hook
+		}
 		if rule := t.dropRule(); rule != nil {
 			end.Outcome, end.Rule, end.Cause, end.Why = Died, rule, snapshot.CauseRule, rule.String()
 		}
 	case last.Point == snapshot.PointSent:
 		end.Outcome = Left
-		end.Why = "and was not received in a namespace of this machine"
+		end.Why = "and was not seen again"
 	case last.Point == snapshot.PointHook && last.Hook == "input" && last.Priority == math.MaxInt32-1:
 		end.Outcome = Delivered
 		end.Why = "passed the input hook, on to its socket"
+	case last.Point == snapshot.PointReceived && fragment(last.Head):
+		end.Outcome = Vanished
+		end.Why = "a fragment: it waits for the others, and what is seen behind reassembly is the packet that they make"
 	case last.Point == snapshot.PointReceived:
 		end.Outcome = Arrived
 		end.Why = "no function of netfilter is met behind that; what follows is not seen"
-		if t.deriver != nil {
-			if why := t.deriver.Refused(last.Netns); why != "" {
-				end.Outcome, end.Why = Died, why
-			}
+		if why := t.refused(last.TimeNS); why != "" {
+			end.Outcome, end.Why = Vanished, "no function of netfilter is met behind that; perhaps it was dropped: "+why
 		}
 	default:
 		end.Outcome = Vanished
@@ -307,6 +314,26 @@ func (t *follower) end() End {
 		}
 	}
 	return end
+}
+
+// refused is why a program of natkit's dropped packets shortly behind a time, "" if it dropped none.
+func (t *follower) refused(at uint64) string {
+	if t.deriver == nil {
+		return ""
+	}
+	return t.deriver.Refused(t.prev.Netns, at)
+}
+
+// fragment says whether a packet is a part of one.
+func fragment(head []byte) bool {
+	const flagsAndOffset, moreOrOffset, nextHeader, fragmentHeader = 6, 0x3fff, 6, 44
+	switch {
+	case len(head) >= 20 && head[0]>>4 == 4:
+		return binary.BigEndian.Uint16(head[flagsAndOffset:])&moreOrOffset != 0
+	case len(head) >= 40:
+		return head[nextHeader] == fragmentHeader
+	}
+	return false
 }
 
 // died names why. before is the last place that the packet got past.
@@ -325,8 +352,12 @@ func (t *follower) died(end *End) {
 	if end.Cause == snapshot.CauseRule && t.deriver != nil {
 		t.derive(end)
 	}
-	if e.Drop.Reason == "TC_INGRESS" && t.deriver != nil {
-		if why := t.deriver.Refused(e.Netns); why != "" {
+	if e.Drop.Reason == "TC_INGRESS" {
+		at := e.TimeNS - min(e.TimeNS, settle) // a program counts it before the kernel frees it
+		if t.beforeDrop != nil {
+			at = t.beforeDrop.TimeNS
+		}
+		if why := t.refused(at); why != "" {
 			end.Cause, end.Why = snapshot.CauseNone, why
 		}
 	}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"natkit/internal/snapshot"
+)
+
+// droppedOthers is a program that dropped packets at about that time.
+type droppedOthers struct{ Deriver }
+
+func (droppedOthers) Refused(uint64, uint64) string { return "no-port: no port is free" }
+
+// What a packet's end says is no more than was seen.
+func TestEnds(t *testing.T) {
+	four := func(flags byte) []byte { return append([]byte{0x45, 0, 0, 40, 0, 1, flags}, make([]byte, 33)...) }
+	six := func(next byte) []byte { return append([]byte{0x60, 0, 0, 0, 0, 20, next}, make([]byte, 53)...) }
+	rule := snapshot.TraceEvent{Netns: 1, Point: snapshot.PointRule, Hook: "input", Rule: &snapshot.TraceRule{Family: "ip", Table: "fw", Chain: "in", Handle: 2, Verdict: "accept"}}
+	drops := rule
+	drops.Rule = &snapshot.TraceRule{Family: "ip", Table: "fw", Chain: "in", Handle: 3, Verdict: "drop"}
+	for _, tt := range []struct {
+		name    string
+		head    []byte
+		rules   []snapshot.TraceEvent
+		deriver Deriver
+		want    Outcome
+		why     string
+	}{
+		{"received", four(0), nil, nil, Arrived, "no function of netfilter"},
+		{"a first fragment", four(0x20), nil, nil, Vanished, "a fragment"},
+		{"a fragment of IPv6", six(44), nil, nil, Vanished, "a fragment"},
+		{"IPv6", six(17), nil, nil, Arrived, "no function of netfilter"},
+		{"a rule was met", four(0), []snapshot.TraceEvent{rule}, nil, Vanished, "last seen in hook input"},
+		{"a rule dropped it", four(0), []snapshot.TraceEvent{rule, drops}, nil, Died, "ip fw in handle 3"},
+		{"a program dropped some", four(0), nil, droppedOthers{}, Vanished, "perhaps it was dropped: no-port"},
+	} {
+		events := append([]snapshot.TraceEvent{{TimeNS: 1, Netns: 1, Point: snapshot.PointReceived, Head: tt.head}}, tt.rules...)
+		if _, end := account(events, tt.deriver); end.Outcome != tt.want || !strings.Contains(end.Why, tt.why) {
+			t.Errorf("%s: ended as %+v, want %s, %q", tt.name, end, tt.want, tt.why)
+		}
+	}
+}
+
+// Of a route of IPv6 natkit does not read the next hop: it says nothing of it.
+func TestRouteOfIPv6(t *testing.T) {
+	for ends, want := range map[[2]string]string{
+		{"192.0.2.1:1000", "198.51.100.1:53"}: "out eth0, on the link",
+		{"[fd00::1]:1000", "[fd00::53]:53"}:   "out eth0",
+	} {
+		tuple := snapshot.TraceTuple{Protocol: "udp", Source: netip.MustParseAddrPort(ends[0]), Destination: netip.MustParseAddrPort(ends[1])}
+		steps, _ := account([]snapshot.TraceEvent{
+			{TimeNS: 1, Netns: 1, Point: snapshot.PointReceived, Tuple: tuple},
+			{TimeNS: 2, Netns: 1, Point: snapshot.PointHook, Hook: "forward", Tuple: tuple, Route: &snapshot.TraceRoute{Function: "forward", Interface: "eth0"}},
+		}, nil)
+		if got := steps[len(steps)-1]; got.What != Routed || got.Detail != want {
+			t.Errorf("%s: %+v, want %q", ends[1], got, want)
+		}
+	}
+}
