@@ -85,11 +85,20 @@ func (l *limiter) allow(now time.Time, who asker) bool {
 	return true
 }
 
-// charge has a client that was allowed pay for more requests than one.
+// charge has a request that was allowed pay for more than one, from all buckets that it took a token of.
 func (l *limiter) charge(who asker, requests int) {
-	if full, known := l.full[who]; known && l.rate.PerSecond > 0 {
-		l.full[who] = full.Add(time.Duration(requests) * time.Second / time.Duration(l.rate.PerSecond))
+	more := func(full time.Time, perSecond int) time.Time {
+		if perSecond <= 0 {
+			return full
+		}
+		return full.Add(time.Duration(requests) * time.Second / time.Duration(perSecond))
 	}
+	if full, known := l.full[who]; known {
+		l.full[who] = more(full, l.rate.PerSecond)
+	} else {
+		l.others = more(l.others, l.rate.PerSecond)
+	}
+	l.all = more(l.all, l.rate.AllPerSecond)
 }
 
 // forget removes clients whose bucket is full, once a second at most.

@@ -394,3 +394,34 @@ func TestRateOfAll(t *testing.T) {
 		t.Errorf("%d ends of all are answered at once, want %d", n, DefaultRate.Burst/allCosts)
 	}
 }
+
+// That limit is one of all clients, too: those of many addresses that end all of theirs, which may be invented,
+// take no more of the processor than one would.
+func TestRateOfAllClients(t *testing.T) {
+	answered := func(l limiter, from int) (n int) {
+		s := New(&fakeEngine{}, Config{Rate: DefaultRate})
+		s.limiter = l
+		now := time.Unix(1000, 0)
+		for i := range DefaultRate.AllBurst {
+			client := netip.AddrFrom4([4]byte{10, byte(from), byte(i >> 8), byte(i)})
+			q := make([]byte, 60)
+			q[0], q[1], q[36] = 2, 1, UDP
+			b := client.As16()
+			copy(q[8:], b[:])
+			if s.Answer(now, 1, client, q) != nil {
+				n++
+			}
+		}
+		return n
+	}
+	if n, most := answered(newLimiter(DefaultRate), 1), DefaultRate.AllBurst/allCosts; n > most+1 {
+		t.Errorf("%d ends of all are answered at once, want %d", n, most)
+	}
+	crowded := newLimiter(DefaultRate)
+	for i := range clientsMax {
+		crowded.full[asker{1, netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})}] = time.Unix(2000, 0)
+	}
+	if n, most := answered(crowded, 2), DefaultRate.Burst/allCosts; n > most {
+		t.Errorf("%d of clients that share a bucket are answered at once, want %d", n, most)
+	}
+}
