@@ -57,8 +57,9 @@ many other sessions, like a table in use. With --rules each router is measured w
 several numbers of rules that its new sessions do not match. Routers without a table
 (none, xdp-forward) show the cost of the frames alone.
 
-Trials of several routers are interleaved. A trial that the hypervisor or other
-programs disturbed is repeated; figures that stay disturbed are labelled.
+Trials of several routers are interleaved, except those of searches. A trial that the
+hypervisor or other programs disturbed is repeated; figures that stay disturbed are
+labelled.
 
 ` + routerList(),
 		Example: `  natkit bench cps

@@ -47,10 +47,10 @@ contradict each other. Disturbed trials are repeated, at most 210; figures that 
 disturbed are labelled. --rfc2544 is strict: trials of 60 seconds, and none may lose
 a frame.
 
-Trials of several routers are interleaved. A trial that the hypervisor, other
-programs or missed slots disturbed is repeated; figures that stay disturbed are
-labelled. natkit looks for every lost frame in the kernel's counters: the note below
-the tables shows where they were lost, and how many remain unexplained.
+Trials of several routers are interleaved, except those of searches. A trial that the
+hypervisor, other programs or missed slots disturbed is repeated; figures that stay
+disturbed are labelled. natkit looks for every lost frame in the kernel's counters: the
+note below the tables shows where they were lost, and how many remain unexplained.
 
 Two interfaces. With --tx and --rx frames leave on the first, addressed to the router,
 and are counted on the second:

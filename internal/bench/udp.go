@@ -340,13 +340,13 @@ func (r *udpRun) atRates(ctx context.Context, p Params, load frameLoad) error {
 	load.cpus = []int{r.generatorCPU()}
 	overload := make([]float64, len(r.duts)) // received under it, frames a second
 	if r.needsOverload() {
-		for i, l := range r.duts {
-			s, err := r.overload(ctx, l, load)
-			if err != nil {
-				return err
-			}
-			r.figure(l, s, "mrr_pps", p, (*trial).receivedPPS)
+		all, err := r.overload(ctx, load)
+		for i, l := range measured(r.duts, all) {
+			r.figure(l, &all[i], "mrr_pps", p, (*trial).receivedPPS)
 			overload[i] = r.res.Figures[len(r.res.Figures)-1].Median
+		}
+		if err != nil {
+			return err
 		}
 	}
 	load.stampEvery = timedShare
@@ -400,29 +400,30 @@ func (r *udpRun) generatorCPU() int {
 	return r.duts[0].tester.generatorCPU
 }
 
-// overload measures what a router forwards of more than it can. A flood without
+// overload measures what each router forwards of more than it can. A flood without
 // pacing lowers what an XDP router forwards, so the overload is paced a fifth above
 // what came through the flood, and again above what came through that.
-func (r *udpRun) overload(ctx context.Context, l *dut, load frameLoad) (*series, error) {
-	flood := 0.0
-	for range 3 { // the flood, and two approaches
+func (r *udpRun) overload(ctx context.Context, load frameLoad) ([]series, error) {
+	run := func(ctx context.Context, l *dut, pps float64) (*trial, error) {
 		r.Progress("%s: %s, %s, overload", l.name, lengths(load.frames), plural.Count(load.flows, "flow"))
-		t, err := l.run(ctx, load)
-		if err != nil {
-			return nil, err
-		}
-		// Of the time that the generator had: with less it would be no overload.
-		flood = max(flood, ratio(float64(t.received.frames), t.sent.ran.Seconds()), 1)
-		load.pps = min(1.2*flood, MaxPPS)
-	}
-	all, err := interleave(ctx, []*dut{l}, r.Trials, func(ctx context.Context, l *dut) (*trial, error) {
-		r.Progress("%s: %s, %s, overload", l.name, lengths(load.frames), plural.Count(load.flows, "flow"))
+		load := load
+		load.pps = pps
 		return l.run(ctx, load)
-	})
-	if err != nil {
-		return nil, err
 	}
-	return &all[0], nil
+	offered := map[*dut]float64{}
+	for _, l := range r.duts {
+		flood := 0.0
+		for range 3 { // the flood, and two approaches
+			t, err := run(ctx, l, offered[l])
+			if err != nil {
+				return nil, err
+			}
+			// Of the time that the generator had: with less it would be no overload.
+			flood = max(flood, ratio(float64(t.received.frames), t.sent.ran.Seconds()), 1)
+			offered[l] = min(1.2*flood, MaxPPS)
+		}
+	}
+	return interleave(ctx, r.duts, r.Trials, func(ctx context.Context, l *dut) (*trial, error) { return run(ctx, l, offered[l]) })
 }
 
 func lengths(frames []int) FrameSize {

@@ -300,6 +300,37 @@ func TestUDPAtRate(t *testing.T) {
 	}
 }
 
+// Routers take turns under overload, too: what they forward then is compared, and searches begin with it.
+func TestOverloadTakesTurns(t *testing.T) {
+	ktest.Root(t)
+	if cpus, err := allowedCPUs(); err != nil || len(cpus) < 2 {
+		ktest.Missing(t, "needs two CPUs")
+	}
+	o := udpOptions(stubRouter{"a", plain}, stubRouter{"b", plain})
+	o.Rates, o.Trials = []Rate{{Share: 0.1}}, 3
+	var order []string
+	o.Progress = func(format string, args ...any) {
+		if strings.HasSuffix(format, "overload") {
+			order = append(order, args[0].(string))
+		}
+	}
+	res, err := UDP(context.Background(), o)
+	if errors.Is(err, errThreadsHidden) {
+		ktest.Missing(t, "%v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	figures := byMetric(res)
+	if len(figures["a mrr_pps"].Values) != 3 || len(figures["b mrr_pps"].Values) != 3 {
+		t.Errorf("%+v", figures)
+	}
+	order = slices.Compact(order[6:]) // a flood and two approaches of each; a disturbed trial is repeated at once
+	if got := strings.Join(order, ""); got != "ababab" {
+		t.Errorf("order %s, want ababab", got)
+	}
+}
+
 // More is offered than the router's devices take: what is lost is found.
 func TestLostFramesAreFound(t *testing.T) {
 	ktest.Root(t)
