@@ -910,3 +910,39 @@ func TestProcAddrPort(t *testing.T) {
 		}
 	}
 }
+
+// The page about measurements names keys of the JSON that there are.
+func TestDocumentedKeys(t *testing.T) {
+	text, err := os.ReadFile("../../docs/bench.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "#### How it measures, and what its JSON says\n")
+	section, _, _ = strings.Cut(section, "\n#")
+	encoded, err := json.Marshal(HTTPResult{Rate: &HTTPRate{}, Stopped: "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var result map[string]any
+	if err := json.Unmarshal(encoded, &result); err != nil {
+		t.Fatal(err)
+	}
+	names := regexp.MustCompile("`([a-z][a-z_.]*)`").FindAllStringSubmatch(section, -1)
+	within := result // the object of the name before, as in `failed.connect`, `receive`
+	for _, m := range names {
+		outer, inner, dotted := strings.Cut(m[1], ".")
+		if dotted {
+			within, _ = result[outer].(map[string]any)
+			outer = inner
+		}
+		if _, ok := result[outer]; ok {
+			continue
+		}
+		if _, ok := within[outer]; !ok {
+			t.Errorf("%s is no key", m[1])
+		}
+	}
+	if len(names) < 10 {
+		t.Errorf("%d names are in the section", len(names))
+	}
+}
