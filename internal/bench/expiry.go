@@ -124,7 +124,7 @@ func Expiry(ctx context.Context, o ExpiryOptions) (res *Result, err error) {
 	r.note("The router has a CPU of its own. %d flows send %.0f packets a second, each of which is timed from the generator to the sink, beside %d sessions of one packet. "+
 		"Those that expire do so %v after that packet; %d a second were begun. Trials with and without expiry take turns and last %v.",
 		o.Flows, o.Rate, o.Sessions, o.lifetime(), expiryFill, o.window)
-	r.note("Delays above 32 ns are in buckets of a sixteenth: a median or percentile is the least of its bucket. The longest is exact.")
+	r.note(latencyNote)
 	return r.res.ended(ctx, err)
 }
 

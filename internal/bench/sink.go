@@ -149,6 +149,9 @@ func (l *latencies) merge(o *latencies) {
 	}
 }
 
+// latencyNote says it to readers of a result.
+const latencyNote = "Delays above 32 ns are in buckets of a sixteenth: a median or percentile is the least of its bucket. The longest is exact."
+
 // floorOf is the least time of a bucket.
 func floorOf(bucket int) time.Duration {
 	if bucket < 32 {

@@ -193,6 +193,9 @@ func UDP(ctx context.Context, o UDPOptions) (res *Result, err error) {
 	}()
 	o.Plan(o.plan())
 	err = r.measureAll(ctx)
+	if len(o.Rates) > 0 {
+		r.note(latencyNote)
+	}
 	for _, l := range r.duts {
 		if len(l.lost) > 0 {
 			r.note("Of %d frames through %s were lost: %s.", l.sent, l.name, placesOf(l.lost))
