@@ -436,29 +436,37 @@ func (p *passage) translate(t Translate) error {
 	vars := p.w.variables(t.Fields, p.rule)
 	one := t
 	one.Choices = nil
+	var keys []Tuple
 	for _, c := range t.Choices {
+		keys = append(keys, c.Key)
 		for _, s := range p.cur {
 			for _, m := range p.w.meet(s, t.Fields, []Tuple{c.Key}, vars) {
 				p.w.leafOf(p.rule, m, Leaf{Kind: Translated, To: one, Choice: c})
 			}
 		}
 	}
-	p.cur = nil // what the map does not have goes on with the next rule
-	return nil
+	p.asked(t.Fields, keys, false)
+	return nil // what the map does not have goes on with the next rule, with the mark that it has now
 }
 
 func (p *passage) verdictMap(v VerdictMap) error {
 	vars := p.w.variables(v.Fields, p.rule)
-	cur := p.cur
+	cur := slices.Clone(p.cur)
+	var keys []Tuple
 	for _, e := range v.Elements {
-		for _, s := range cur {
+		keys = append(keys, e.Key)
+		for k, s := range cur {
 			for _, m := range p.w.meet(s, v.Fields, []Tuple{e.Key}, vars) {
 				if err := p.verdict(e.Verdict, m); err != nil {
 					return err
 				}
+				if s.Mark != p.from.Mark { // what the map does not have goes on with that mark
+					p.cur[k].Not = append(slices.Clip(p.cur[k].Not), Except{m.Box, p.rule})
+				}
 			}
 		}
 	}
+	p.asked(v.Fields, keys, false)
 	if p.ended {
 		p.cur = nil
 	}
@@ -514,18 +522,35 @@ func (p *passage) verdict(v Verdict, s state) error {
 // match narrows the packets to those that meet a condition.
 func (p *passage) match(m Match) {
 	vars := p.w.variables(m.Fields, p.rule)
+	p.asked(m.Fields, m.Values, m.Not)
 	var next []state
 	for _, s := range p.cur {
 		met := p.w.meet(s, m.Fields, m.Values, vars)
-		if len(m.Fields) == 1 && m.Fields[0].Kind == Mark && !s.Mark.Unknown {
-			p.w.marks[p.rule] = p.w.marks[p.rule] || (len(met) > 0) != m.Not
-		}
 		if m.Not {
 			met = p.notMet(s, m, met)
 		}
 		next = append(next, met...)
 	}
 	p.cur = next
+}
+
+// asked notes that a rule asks for marks, and whether packets have one of those.
+func (p *passage) asked(fields []Field, values []Tuple, not bool) {
+	for k, f := range fields {
+		if f.Kind != Mark {
+			continue
+		}
+		for _, s := range p.cur {
+			if s.Mark.Unknown {
+				continue
+			}
+			has := slices.ContainsFunc(values, func(v Tuple) bool {
+				n := s.Mark.Value & f.Mask
+				return len(v) == len(fields) && v[k].First <= n && n <= v[k].Last
+			})
+			p.w.marks[p.rule] = p.w.marks[p.rule] || has != not || not && len(fields) > 1
+		}
+	}
 }
 
 func (p *passage) notMet(s state, m Match, met []state) []state {

@@ -330,3 +330,47 @@ COMMIT
 		t.Errorf("%s\nwant %q", got, want)
 	}
 }
+
+// imported checks what becomes of rules: the parts that are in importText, and those that are not.
+func imported(t *testing.T, name string, rules []byte, has, lacks []string) {
+	t.Helper()
+	got := importText("x", rules)
+	for _, part := range has {
+		if !strings.Contains(got, part) {
+			t.Errorf("%s: no %q in\n%s", name, part, got)
+		}
+	}
+	for _, part := range lacks {
+		if strings.Contains(got, part) {
+			t.Errorf("%s: %q in\n%s", name, part, got)
+		}
+	}
+}
+
+// What rules do by a mark is followed, however they look it up, and what they look up in vain is named.
+func TestImportMarksLookedUp(t *testing.T) {
+	const pre = "type nat hook prerouting priority dstnat; "
+	for name, c := range map[string]struct {
+		rules      string
+		has, lacks []string
+	}{
+		"verdict map": {`chain a { tcp dport 80 dnat to 10.0.0.1; }
+			chain b { tcp dport 80 dnat to 10.0.0.2; }
+			chain pre { ` + pre + `ip daddr 203.0.113.5 meta mark set 1; ip daddr 203.0.113.6 meta mark set 2; meta mark vmap { 1 : jump a, 2 : jump b }; }`,
+			[]string{"dnat: tcp 203.0.113.5:80, to: 10.0.0.1\n", "dnat: tcp 203.0.113.6:80, to: 10.0.0.2\n"}, []string{"lost=true"}},
+		"verdict map in vain": {`chain a { ip daddr 203.0.113.5 tcp dport 80 dnat to 10.0.0.1; }
+			chain pre { ` + pre + `meta mark vmap { 1 : jump a }; }`,
+			[]string{"lost=true ip t pre handle", "vmap { 1 : jump a }: asks for a mark that no rule of the input sets"}, []string{"dnat: "}},
+		"concatenation": {`chain pre { ` + pre + `ip daddr 203.0.113.5 meta mark set 1; meta mark . tcp dport { 1 . 80 } dnat to 10.0.0.1; }`,
+			[]string{"dnat: tcp 203.0.113.5:80, to: 10.0.0.1\n"}, []string{"lost=true"}},
+		"map": {`chain pre { ` + pre + `ip daddr 203.0.113.5 meta mark set 1; tcp dport 80 dnat to meta mark map { 1 : 10.0.0.1 }; }`,
+			[]string{"dnat: tcp 203.0.113.5:80, to: 10.0.0.1\n"}, []string{"lost=true"}},
+		"set and returned": {`chain a { meta mark set 1 ip daddr vmap { 203.0.113.5 : return }; ip daddr { 203.0.113.5, 203.0.113.6 } meta mark 1 tcp dport 80 dnat to 10.0.0.1; }
+			chain pre { ` + pre + `jump a; }`,
+			[]string{"dnat: tcp 203.0.113.6:80, to: 10.0.0.1\n"}, []string{"dnat: tcp 203.0.113.5", "lost=true"}},
+		"set and not in the map": {`chain pre { ` + pre + `meta mark set 1 dnat to ip daddr map { 203.0.113.6 : 10.0.0.9 }; ip daddr 203.0.113.5 meta mark 1 tcp dport 80 dnat to 10.0.0.1; }`,
+			[]string{"dnat: 203.0.113.6, to: 10.0.0.9\n", "dnat: tcp 203.0.113.5:80, to: 10.0.0.1\n"}, []string{"lost=true"}},
+	} {
+		imported(t, name, asJSON(t, []byte("table ip t {\n"+c.rules+"\n}\n")), c.has, c.lacks)
+	}
+}
