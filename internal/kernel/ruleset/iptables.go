@@ -184,6 +184,7 @@ func splitWords(text string) ([]string, error) {
 type iptablesRule struct {
 	rule    *Rule
 	target  string
+	behind  bool // a match has been read behind the target
 	jump    VerdictKind
 	options map[string]string // of the target
 	flags   []string
@@ -242,7 +243,7 @@ func (p *iptablesRule) read(words []string) error {
 				p.jump = Goto
 			}
 			k++
-		case p.target != "":
+		case p.ofTarget(option, known):
 			n, k2 := targetOptions[option], k
 			if _, known := targetOptions[option]; !known {
 				for n = 0; k2+n < len(words) && !strings.HasPrefix(words[k2+n], "--"); n++ {
@@ -268,6 +269,7 @@ func (p *iptablesRule) read(words []string) error {
 		case k+n > len(words):
 			return fmt.Errorf("%s wants %d words behind it", option, n)
 		default:
+			p.behind = p.target != ""
 			if err := p.option(option, words[k:k+n], not); err != nil {
 				return err
 			}
@@ -282,6 +284,12 @@ func (p *iptablesRule) read(words []string) error {
 		return err
 	}
 	return p.finish()
+}
+
+// ofTarget tells an option of the target from one of a match, which people may write behind the target.
+func (p *iptablesRule) ofTarget(option string, ofMatch bool) bool {
+	_, known := targetOptions[option]
+	return p.target != "" && !ofMatch && (known || !p.behind && strings.HasPrefix(option, "--"))
 }
 
 func (p *iptablesRule) add(s Statement) { p.rule.Statements = append(p.rule.Statements, s) }

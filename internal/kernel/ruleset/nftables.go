@@ -494,7 +494,7 @@ func draw(l map[string]any) (Field, bool) {
 			return Field{}, false
 		}
 		f := Field{Kind: Draw, Mod: uint32(mod)}
-		if word != "numgen" {
+		if word == "symhash" || o["seed"] != nil { // without a seed the kernel draws one for each rule
 			f.Key = exprText(l)
 		}
 		if offset, _ := o["offset"].(float64); offset != 0 {
@@ -566,13 +566,13 @@ func tuple(fields []Field, v any) (Tuple, error) {
 }
 
 func value(f Field, v any) (Value, error) {
+	if v == "*" { // the element for all others
+		return Value{}, errForeign
+	}
 	if f.Kind == In || f.Kind == Out {
 		if name, ok := v.(string); ok && name != "" {
 			return Value{Name: name}, nil
 		}
-		return Value{}, errForeign
-	}
-	if v == "*" { // the element for all others
 		return Value{}, errForeign
 	}
 	if list, ok := object(v)["range"].([]any); ok && len(list) == 2 {

@@ -295,10 +295,11 @@ func (c *Chain) String() string {
 	return strings.Join([]string{c.Table.Family, c.Table.Name, c.Name}, " ")
 }
 
-// Protocols are the transport protocols by the names that both programs write.
+// Protocols are the transport protocols by the names that both programs write: those of /etc/protocols,
+// where ipip is not the protocol IPPROTO_IPIP, which is ipencap.
 var Protocols = map[string]uint32{
-	"icmp": 1, "igmp": 2, "ipip": 4, "tcp": 6, "udp": 17, "dccp": 33, "gre": 47, "esp": 50, "ah": 51, "ipv6-icmp": 58, "icmpv6": 58,
-	"ospf": 89, "pim": 103, "comp": 108, "vrrp": 112, "l2tp": 115, "sctp": 132, "udplite": 136,
+	"icmp": 1, "igmp": 2, "ipencap": 4, "tcp": 6, "udp": 17, "dccp": 33, "gre": 47, "esp": 50, "ah": 51, "ipv6-icmp": 58, "icmpv6": 58,
+	"ospf": 89, "ipip": 94, "pim": 103, "comp": 108, "ipcomp": 108, "vrrp": 112, "l2tp": 115, "sctp": 132, "udplite": 136,
 }
 
 // portProtocols are those whose packets have ports.

@@ -374,3 +374,38 @@ func TestImportMarksLookedUp(t *testing.T) {
 		imported(t, name, asJSON(t, []byte("table ip t {\n"+c.rules+"\n}\n")), c.has, c.lacks)
 	}
 }
+
+// What nft writes in a form of its own is read as it means it, or named.
+func TestImportReadsNFT(t *testing.T) {
+	const pre = "type nat hook prerouting priority dstnat; "
+	for name, c := range map[string]struct {
+		rules      string
+		has, lacks []string
+	}{
+		"all other interfaces": {`chain a { ip daddr 203.0.113.5 tcp dport 80 dnat to 10.0.0.1; }
+			chain pre { ` + pre + `iifname vmap { "eth0" : return, * : jump a }; }`,
+			[]string{"lost=true ip t pre handle"}, []string{"dnat: "}},
+		"hashes by seeds of their own": {`chain pre { ` + pre + `ip daddr 203.0.113.5 tcp dport 80 jhash ip saddr mod 2 0 dnat to 10.0.0.1; ip daddr 203.0.113.5 tcp dport 80 jhash ip saddr mod 2 1 dnat to 10.0.0.2; }`,
+			[]string{"is for 75 % of new connections only"}, []string{"dnat: "}},
+		"hashes by one seed": {`chain pre { ` + pre + `ip daddr 203.0.113.5 tcp dport 80 jhash ip saddr mod 2 seed 1 0 dnat to 10.0.0.1; ip daddr 203.0.113.5 tcp dport 80 jhash ip saddr mod 2 seed 1 1 dnat to 10.0.0.2; }`,
+			[]string{"dnat: tcp 203.0.113.5:80, to: [10.0.0.1, 10.0.0.2]\n"}, []string{"lost=true"}},
+		"protocols by their names": {`chain pre { ` + pre + `ip daddr 203.0.113.5 meta l4proto 4 dnat to 10.0.0.1; ip daddr 203.0.113.5 meta l4proto 94 dnat to 10.0.0.2; }`,
+			[]string{"dnat: 4 203.0.113.5, to: 10.0.0.1\n", "dnat: 94 203.0.113.5, to: 10.0.0.2\n"}, []string{"lost=true"}},
+	} {
+		imported(t, name, asJSON(t, []byte("table ip t {\n"+c.rules+"\n}\n")), c.has, c.lacks)
+	}
+}
+
+// iptables-restore takes conditions behind the target too, where people write them.
+func TestImportConditionsBehindTheTarget(t *testing.T) {
+	for rule, want := range map[string]string{
+		"-j DNAT --to-destination 10.0.0.1 --random -d 203.0.113.5/32 -p tcp -m tcp --dport 80":       "dnat: tcp 203.0.113.5:80, to: 10.0.0.1\n",
+		"-j DNAT -d 203.0.113.5/32 ! -i eth1 -p tcp --to-destination 10.0.0.1:8080 -m tcp --dport 80": "dnat: tcp 203.0.113.5:80, to: 10.0.0.1:8080\n",
+		"-j DNAT --to-destination 10.0.0.1 -d 203.0.113.5/32 -p tcp --syn":                            "depends on --syn",
+		"-j DNAT --to-destination 10.0.0.1 -d 203.0.113.5/32 -m set --match-set blue src":             "depends on set --match-set blue src",
+		"-j DNAT --to-destination 10.0.0.1 -d 203.0.113.5/32 -f":                                      "depends on -f",
+		"-j LOG --log-prefix x --log-level 4 -d 203.0.113.5/32":                                       "no rule of the input could be taken over",
+	} {
+		imported(t, rule, []byte("*nat\n:PREROUTING ACCEPT\n-A PREROUTING "+rule+"\nCOMMIT\n"), []string{want}, nil)
+	}
+}
