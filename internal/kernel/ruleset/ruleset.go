@@ -262,6 +262,9 @@ func (s *Ruleset) Bases(kind, hook string) []*Chain {
 	return all
 }
 
+// Empty tells whether none of its elements were listed.
+func (s *Set) Empty() bool { return len(s.elements) == 0 }
+
 // Sets are the named sets and maps that the rule uses.
 func (r *Rule) Sets() []*Set {
 	var all []*Set

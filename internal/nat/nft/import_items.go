@@ -421,17 +421,27 @@ func (i *importer) itemOf(l ruleset.Leaf) item {
 			it.why = "sends to the gateway itself, which a rule file does not do"
 		}
 		it.shares = sharesOf(l.Choice, 1)
-		if len(it.shares) == 0 {
-			it.why = fmt.Sprintf("sends to %d addresses: a list of targets has at most %d", l.Choice.Last-l.Choice.First+1, maxTargets)
+		if l.To.Kind == ruleset.DNAT && randomPort(l.To.Flags, l.Choice) {
+			it.why = fmt.Sprintf("sends each connection to a port of %s at random, which a rule file does not do", it.shares[0].ports)
 		}
 	}
 	return it
 }
 
+// randomPort reports whether the kernel draws the port of a destination. Without the flags it keeps one of the
+// range, and else takes the first.
+func randomPort(flags []string, c ruleset.Choice) bool {
+	random := slices.ContainsFunc(flags, func(f string) bool { return slices.Contains(randomFlags, f) })
+	return random && c.Base == 0 && c.Ports[0] != c.Ports[1]
+}
+
+// randomFlags are what both programs call it; Linux knows one kind for destinations.
+var randomFlags = []string{"random", "random-fully", "fully-random"}
+
 // maxTargets bounds what a range of addresses becomes as a list of targets.
 const maxTargets = 256
 
-// sharesOf a translation; none if they are too many.
+// sharesOf a translation.
 func sharesOf(c ruleset.Choice, weight float64) []share {
 	s := share{weight: weight, first: c.First, last: c.Last, bits: c.Bits, ports: rulefile.PortRange{First: c.Ports[0], Last: c.Ports[1]}}
 	switch {

@@ -29,6 +29,26 @@ func (i *importer) surroundings() {
 			i.beside(r)
 		}
 	}
+	i.unmet(reached)
+}
+
+// unmet names rules of which not all can be known, as a set of theirs has no elements yet or nft was asked to leave
+// them out, and rules that would translate but that no packet of the walk meets.
+func (i *importer) unmet(reached map[*ruleset.Rule]bool) {
+	walked := chainsBehind(i.bases(true)...)
+	for r := range i.set.Rules {
+		if r.IPv6 || !walked[r.Chain] {
+			continue
+		}
+		for _, s := range r.Sets() {
+			if s.Empty() {
+				i.lost(r, "set %s has no elements here, and is taken as empty (nft -t does not list them)", s.Name)
+			}
+		}
+		if translates(r) && !reached[r] && !i.explained[r] {
+			i.otherwise(r, "is left out: no packet meets it, as its conditions exclude each other or rules before it have all of its packets")
+		}
+	}
 }
 
 // sleeping names tables whose rules do nothing now, and those of which that can't be known.
@@ -113,7 +133,9 @@ func (i *importer) reached() map[*ruleset.Rule]bool {
 	all := map[*ruleset.Rule]bool{}
 	add := func(items []item) {
 		for k := range items {
-			all[items[k].rule] = true
+			for _, r := range items[k].rules() {
+				all[r] = true
+			}
 			for _, n := range items[k].not {
 				all[n.Rule] = true
 			}
@@ -143,10 +165,10 @@ func (i *importer) beside(r *ruleset.Rule) {
 			i.aside(r, true, "translates IPv6 too, and a rule file has IPv4 only")
 		}
 		for _, flag := range t.Flags {
-			switch flag {
-			case "random", "random-fully", "fully-random":
+			switch {
+			case slices.Contains(randomFlags, flag):
 				i.aside(r, false, "%s: the engine chooses ports in its own way, not at random for each connection", flag)
-			case "persistent":
+			case flag == "persistent":
 				i.aside(r, false, "persistent: a host keeps its address in any case")
 			}
 		}

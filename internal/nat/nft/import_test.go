@@ -409,3 +409,26 @@ func TestImportConditionsBehindTheTarget(t *testing.T) {
 		imported(t, rule, []byte("*nat\n:PREROUTING ACCEPT\n-A PREROUTING "+rule+"\nCOMMIT\n"), []string{want}, nil)
 	}
 }
+
+// A rule that the rule file does not have is named, whatever the reason.
+func TestImportNamesWhatIsLeftOut(t *testing.T) {
+	const pre = "type nat hook prerouting priority dstnat; "
+	for name, c := range map[string]struct {
+		rules      string
+		has, lacks []string
+	}{
+		"sets without elements": {`set vip { type ipv4_addr; }
+			map hosts { type ipv4_addr : ipv4_addr; }
+			map leads { type ipv4_addr : verdict; flags dynamic,timeout; }
+			set spared { type ipv4_addr; }
+			chain pre { ` + pre + `ip daddr @vip dnat to 10.0.0.1; dnat to ip daddr map @hosts; ip daddr vmap @leads; }
+			chain post { type nat hook postrouting priority srcnat; ip daddr @spared accept; ip saddr 10.0.0.0/8 oifname "eth0" masquerade; }`,
+			[]string{"set vip has no elements here", "set hosts has no elements here", "set leads has no elements here", "set spared has no elements here", "masquerade: 10.0.0.0/8, out: eth0\n"}, []string{"lost=false ip"}},
+		"no packet meets them": {`chain pre { ` + pre + `ct state established ip daddr 203.0.113.5 dnat to 10.0.0.1; ip daddr 203.0.113.5 accept; ip daddr 203.0.113.5 tcp dport 80 dnat to 10.0.0.2; }`,
+			[]string{"dnat to 10.0.0.1: is left out: no packet meets it", "dnat to 10.0.0.2: is left out: no packet meets it"}, []string{"dnat: "}},
+		"a port at random": {`chain pre { ` + pre + `ip daddr 203.0.113.5 tcp dport 80 dnat to 10.0.0.1:8001-8004 random; ip daddr 203.0.113.5 tcp dport 81 dnat to 10.0.0.1:81 random; ip daddr 203.0.113.5 tcp dport 82 dnat to 10.0.0.1:8001-8004; }`,
+			[]string{"dnat to 10.0.0.1:8001-8004 random: sends each connection to a port of 8001-8004 at random", "dnat: tcp 203.0.113.5:81, to: 10.0.0.1\n", "dnat: tcp 203.0.113.5:82, to: 10.0.0.1:8001\n"}, []string{"203.0.113.5:80"}},
+	} {
+		imported(t, name, asJSON(t, []byte("table ip t {\n"+c.rules+"\n}\n")), c.has, c.lacks)
+	}
+}
