@@ -148,6 +148,7 @@ type content struct {
 	damaged    int // places where frames could not be read
 	torn       bool
 	whole      int64 // bytes up to a torn end
+	begun      bool  // the hour's beginning ends in it: nobody was killed before that
 }
 
 // readJournal reads a journal as far as it can be read.
@@ -166,6 +167,7 @@ func readJournal(path string) (c content, err error) {
 		return c, fmt.Errorf("read the log's journal %s: %w: it does not begin like one", path, parquet.ErrDamaged)
 	}
 	gaps, rest := natlog.Micros(0), b[len(natlog.JournalHeader):]
+	ticks := 0
 	c.whole = int64(len(b))
 	for len(rest) > 0 {
 		had, before := len(c.records), int64(len(b)-len(rest))
@@ -185,6 +187,10 @@ func readJournal(path string) (c content, err error) {
 				c.begin = r.Time
 			}
 			c.end = max(c.end, r.Time)
+			if r.Event == natlog.Tick && r.Note == "" {
+				ticks++
+			}
+			c.begun = c.begun || ticks > 1 || r.Event != natlog.Tick && r.Event != natlog.Alive
 			if r.Event == natlog.Tick && r.Note != "" {
 				if c.marks == nil {
 					c.marks = map[natlog.Source]string{}
@@ -261,13 +267,20 @@ func writeParquet(out *os.File, c *content, node string) error {
 		"natkit.log": strconv.Itoa(schemaVersion), "natkit.node": node,
 		"natkit.begin": strconv.FormatInt(int64(c.begin), 10), "natkit.end": strconv.FormatInt(int64(c.end), 10),
 	}
+	if !c.begun {
+		about[beginningKey] = "1"
+	}
 	for source, note := range c.marks {
 		about[markPrefix+source.String()] = note
 	}
 	return w.Close(about)
 }
 
-const markPrefix = "natkit.mark."
+const (
+	markPrefix = "natkit.mark."
+	// beginningKey is in files that have only some of what an hour begins with.
+	beginningKey = "natkit.beginning"
+)
 
 // marks are those that the journal of a file ended with.
 func (f *openedFile) marks() map[natlog.Source]string {

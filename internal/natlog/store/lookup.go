@@ -118,12 +118,14 @@ type reader struct {
 	// journals that were read: the running hour's is asked for more than once. Only the records
 	// asked for are kept: where no Parquet file can be written there is one for each hour.
 	journals map[string]content
+	// beginnings are parts that have only some of what their hour begins with.
+	beginnings map[string]bool
 }
 
 // Who asks the log in a folder. It may be in use.
 func Who(dir string, q Question) (Answer, error) {
 	for try := 0; ; try++ {
-		r := reader{q: q, journals: map[string]content{}}
+		r := reader{q: q, journals: map[string]content{}, beginnings: map[string]bool{}}
 		err := r.ask(dir)
 		if errors.Is(err, fs.ErrNotExist) && try < 5 { // a journal became a Parquet file
 			if _, gone := os.Stat(dir); gone == nil {
@@ -478,7 +480,8 @@ func (r *reader) end(life *Life, at int) {
 	}
 }
 
-// begins reports whether an hour begins with a life, and whether it can be read. unsure: also one that
+// begins reports whether an hour begins with a life, and whether it can be read: who was killed before
+// the beginning was whole has left an hour that says nothing of what it does not have. unsure: also one that
 // looks the same, of which the hour does not know since when it was there.
 func (r *reader) begins(h *hour, life *Life, unsure bool) (has, read bool) {
 	for _, p := range h.parts {
@@ -492,8 +495,9 @@ func (r *reader) begins(h *hour, life *Life, unsure bool) (has, read bool) {
 				return true, true
 			}
 		}
+		read = read || !r.beginnings[p.path]
 	}
-	return false, true
+	return false, read
 }
 
 // endIn looks for the end of a life in an hour. begun: the hour begins with it. It gives how far the
@@ -536,6 +540,7 @@ func (r *reader) read(p part) (records []natlog.Record, begin, end natlog.Micros
 	r.answer.FilesRead++
 	if p.journal {
 		c := r.journals[p.path]
+		r.beginnings[p.path] = !c.begun
 		r.answer.RecordsRead += c.rows
 		records = slices.Clone(c.records)
 		if c.damaged > 0 {
@@ -556,6 +561,7 @@ func (r *reader) read(p part) (records []natlog.Record, begin, end natlog.Micros
 		records = append(records, found...)
 	}
 	asWritten(records, f.begin)
+	r.beginnings[p.path] = f.About[beginningKey] != ""
 	return records, f.begin, f.end, nil
 }
 

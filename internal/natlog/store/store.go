@@ -372,7 +372,7 @@ func (s *Store) begin(at natlog.Micros, between []natlog.Record) error {
 	return nil
 }
 
-// snapshot writes what an hour begins with.
+// snapshot writes what an hour begins with, between two ticks: without the second it is not whole.
 func (s *Store) snapshot(at natlog.Micros, between []natlog.Record) error {
 	batch := append([]natlog.Record{{Event: natlog.Tick, Time: at}}, between...)
 	for source, note := range s.marks {
@@ -387,7 +387,7 @@ func (s *Store) snapshot(at natlog.Micros, between []natlog.Record) error {
 			batch = batch[:0]
 		}
 	}
-	return s.write(batch)
+	return s.write(append(batch, natlog.Record{Event: natlog.Tick, Time: at}))
 }
 
 // create makes a journal.

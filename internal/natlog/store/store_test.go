@@ -654,6 +654,50 @@ func TestHalfABeginning(t *testing.T) {
 	r.must(r.s.Close())
 }
 
+// Nor is half a beginning of a writer that was killed: what it does not have has not ended there, in one part as
+// in several.
+func TestKilledInBeginning(t *testing.T) {
+	for _, several := range []bool{false, true} {
+		r := newRig(t)
+		if several {
+			r.o.PartRecords = frameMost
+		}
+		for i := range 3 * frameMost {
+			r.alive[mapping(fmt.Sprintf("10.0.0.1:%d", 1000+i), fmt.Sprintf("198.51.100.1:%d", 5000+i))] = natlog.MicrosOf(r.now)
+		}
+		r.open()
+		before := r.now
+		r.pass(time.Hour)
+		r.must(r.s.Tick())
+		r.kill()
+		for i, path := range r.files(journalSuffix) { // of the second hour: a frame of three is left
+			switch info, err := os.Stat(path); {
+			case err != nil:
+				t.Fatal(err)
+			case !several:
+				r.must(os.Truncate(path, info.Size()/2))
+			case i > 0:
+				r.must(os.Remove(path))
+			}
+		}
+		r.pass(time.Second)
+		ended := mapping("10.0.0.1:1001", "198.51.100.1:5001")
+		delete(r.alive, ended)
+		r.open()
+		r.pass(time.Second)
+		r.must(r.s.Tick())
+		for port := 5002; port < 5022; port++ { // some of them are in the frame
+			if got := r.who(fmt.Sprintf("198.51.100.1:%d", port), before); len(got.Lives) != 1 || got.Lives[0].Until != 0 {
+				t.Fatalf("several parts %v, port %d: %+v", several, port, got)
+			}
+		}
+		if got := r.who("198.51.100.1:5001", before); len(got.Lives) != 1 || got.Lives[0].Until == 0 {
+			t.Errorf("several parts %v, what has ended: %+v", several, got)
+		}
+		r.must(r.s.Close())
+	}
+}
+
 // On a full disk old hours are removed all the same: they may be what fills it. So they are when the log
 // is opened there, with less to keep than before.
 func TestRetentionOnFullDisk(t *testing.T) {
