@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"natkit/internal/nat/datapath"
@@ -525,7 +526,7 @@ func (s *engineSource) subscriber(a netip.Addr, zone uint8) string {
 		text = netip.PrefixFrom(a, s.file.Subscribers.Prefix).Masked().String()
 	}
 	if zone != 0 {
-		text += " on " + s.log.Interface(zone)
+		text += " on " + strings.ToValidUTF8(s.log.Interface(zone), "?") // as files have it
 	}
 	return text
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"natkit/internal/natlog"
 	"natkit/internal/natlog/parquet"
@@ -53,10 +54,12 @@ func endpoint(name string, of func(r *natlog.Record) *netip.AddrPort) []column {
 	}}
 }
 
+// text is a column of UTF-8, whatever the record has: a name of an interface, or of a file in an error, may be
+// other bytes, and most readers refuse the whole file for them.
 func text(name string, of func(r *natlog.Record) *string) column {
 	return column{
 		name: name, typ: parquet.String,
-		get: func(r *natlog.Record) string { return *of(r) },
+		get: func(r *natlog.Record) string { return strings.ToValidUTF8(*of(r), "?") },
 		set: func(r *natlog.Record, s string) bool { *of(r) = s; return true },
 	}
 }

@@ -29,6 +29,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -190,6 +191,7 @@ func Open(o Options) (*Store, error) {
 	if o.PartRecords == 0 {
 		o.PartRecords = defaultPart
 	}
+	o.Node = strings.ToValidUTF8(o.Node, "?")
 	if o.Now == nil {
 		start := time.Now()
 		o.Now = func() (time.Time, time.Duration) {

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -130,6 +131,34 @@ func (r *rig) files(suffix string) []string {
 	names, err := filepath.Glob(filepath.Join(r.dir, "*"+suffix))
 	r.must(err)
 	return names
+}
+
+// Texts of a file are UTF-8 whatever they are of: DuckDB, for one, refuses a file with others.
+func TestTextIsUTF8(t *testing.T) {
+	r := newRig(t)
+	r.o.Node = "gw\xff"
+	r.open()
+	tr := mapping("10.0.0.1:1000", "198.51.100.1:5000")
+	tr.Subscriber = "10.0.0.1 on caf\xe9"
+	r.must(r.s.Append([]natlog.Record{{Translation: tr, Event: natlog.Created, Time: natlog.MicrosOf(r.now), Note: "open /tmp/\xff"}}))
+	r.must(r.s.Close())
+	f, err := openFile(r.files(parquetSuffix)[0])
+	r.must(err)
+	defer f.close()
+	for i, field := range f.Fields {
+		c, err := f.Column(0, i)
+		r.must(err)
+		for _, text := range c.Dict {
+			if !utf8.ValidString(text) {
+				t.Errorf("column %s: %q", field.Name, text)
+			}
+		}
+	}
+	for key, text := range f.About {
+		if !utf8.ValidString(text) {
+			t.Errorf("%s: %q", key, text)
+		}
+	}
 }
 
 // Ticks and marks are the log's own, and no records of what happened.
