@@ -106,15 +106,11 @@ func TestTracker(t *testing.T) {
 	expect("what a dump found ends by its event", natlog.Ended)
 }
 
-// What a dump found may have ended while it was read: its end comes after the record that it is alive,
-// or the rows of a file, in the order of time, would have it alive for ever. What was known before
-// keeps the time of its end.
-func TestEndDuringDump(t *testing.T) {
-	var got []natlog.Record
-	record := func(r natlog.Record) { got = append(got, r) }
-	one := flow(1, 6, tuple("10.0.0.9:1000", "192.0.2.1:80"), tuple("192.0.2.1:80", "198.51.100.1:5000"))
-	two := flow(2, 6, tuple("10.0.0.8:1000", "192.0.2.2:80"), tuple("192.0.2.2:80", "198.51.100.1:6000"))
-	tr := newTracker(What{})
+// dumped is a tracker that has taken over a dump of two entries at 100, of which it knew the second one since 60.
+func dumped(record func(natlog.Record)) (tr *tracker, one, two *conntrack.Flow) {
+	one = flow(1, 6, tuple("10.0.0.9:1000", "192.0.2.1:80"), tuple("192.0.2.1:80", "198.51.100.1:5000"))
+	two = flow(2, 6, tuple("10.0.0.8:1000", "192.0.2.2:80"), tuple("192.0.2.2:80", "198.51.100.1:6000"))
+	tr = newTracker(What{})
 	tr.begin(two, 60, record)
 	found := newTracker(What{})
 	found.seed = tr.seed
@@ -122,6 +118,16 @@ func TestEndDuringDump(t *testing.T) {
 		found.begin(f, 0, func(natlog.Record) {})
 	}
 	tr.replace(found, 100, 100, record)
+	return tr, one, two
+}
+
+// What a dump found may have ended while it was read: its end comes after the record that it is alive,
+// or the rows of a file, in the order of time, would have it alive for ever. What was known before
+// keeps the time of its end.
+func TestEndDuringDump(t *testing.T) {
+	var got []natlog.Record
+	record := func(r natlog.Record) { got = append(got, r) }
+	tr, one, two := dumped(record)
 	tr.end(one, 95, record)
 	tr.end(two, 95, record)
 	if len(got) != 4 || got[1].Event != natlog.Alive || got[2].Time != 100 || got[3].Time != 95 {
@@ -138,16 +144,7 @@ func TestEndDuringDump(t *testing.T) {
 func TestBeginAfterEndDuringDump(t *testing.T) {
 	var got []natlog.Record
 	record := func(r natlog.Record) { got = append(got, r) }
-	one := flow(1, 6, tuple("10.0.0.9:1000", "192.0.2.1:80"), tuple("192.0.2.1:80", "198.51.100.1:5000"))
-	two := flow(2, 6, tuple("10.0.0.8:1000", "192.0.2.2:80"), tuple("192.0.2.2:80", "198.51.100.1:6000"))
-	tr := newTracker(What{})
-	tr.begin(two, 60, record)
-	found := newTracker(What{})
-	found.seed = tr.seed
-	for _, f := range []*conntrack.Flow{one, two} {
-		found.begin(f, 0, func(natlog.Record) {})
-	}
-	tr.replace(found, 100, 100, record)
+	tr, one, two := dumped(record)
 	tr.end(one, 95, record)
 	tr.end(two, 96, record)
 	tr.begin(one, 97, record)
