@@ -22,6 +22,7 @@ needs() {
 		promtool            prometheus
 		systemd-analyze     systemd
 		setpriv             util-linux
+		modprobe            kmod
 		unshare             util-linux
 		nfacctd             pmacct
 		ipfixDump           libfixbuf-tools
