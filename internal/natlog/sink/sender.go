@@ -75,7 +75,8 @@ func newSender(s *Sinks, to natlog.Sink) *sender {
 
 // resume takes over where an earlier run was.
 func (w *sender) resume(had State) {
-	w.placed, w.confirmed, w.reading, w.first = true, had.Position, had.Position, had.FirstHour
+	// Hours are numbered from 1: a log that never began has left it no position.
+	w.placed, w.confirmed, w.reading, w.first = had.Position.Hour > 0, had.Position, had.Position, had.FirstHour
 	w.sent, w.lost, w.formless = had.Sent, had.Lost, had.Formless
 }
 

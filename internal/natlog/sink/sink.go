@@ -96,7 +96,7 @@ func Open(o Options) (*Sinks, error) {
 		if at := slices.IndexFunc(f.Sinks, func(had State) bool { return had.URL == to.URL }); at >= 0 {
 			w.resume(f.Sinks[at])
 			f.Sinks = slices.Delete(f.Sinks, at, at+1)
-			if first == nil || w.confirmed.Compare(*first) < 0 {
+			if w.placed && (first == nil || w.confirmed.Compare(*first) < 0) {
 				first = &w.confirmed
 			}
 		}

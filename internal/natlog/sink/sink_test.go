@@ -583,6 +583,33 @@ func TestDamagedPositions(t *testing.T) {
 	}
 }
 
+// A log that could not begin, as another program writes it, leaves a new sink without a position: it is still new
+// when the log begins, and is not sent all that was ever recorded.
+func TestNewAfterFailedStart(t *testing.T) {
+	r := newReceiver(t)
+	g := &gateway{t: t, dir: t.TempDir()}
+	var err error
+	if g.store, err = store.Open(store.Options{Dir: g.dir, Say: g.say, Alive: func(func(natlog.Record) bool) {}}); err != nil {
+		t.Fatal(err)
+	}
+	g.append(10)
+	to, err := natlog.ParseSink(r.url())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.sinks, err = Open(Options{Dir: g.dir, Sinks: []natlog.Sink{to}, Say: g.say}); err != nil {
+		t.Fatal(err)
+	}
+	g.close()
+	g.open(r.url())
+	g.append(5)
+	ktest.Wait(t, time.Minute, "all to be confirmed", func() bool { return g.state(r.url()).Waiting == 0 && r.has() >= 5 })
+	if n := r.has(); n != 5 {
+		t.Errorf("it was sent %d records, want the 5 that are new", n)
+	}
+	g.close()
+}
+
 // Where the files of the log were removed, hours are counted from 1 again: a sink that had more of them
 // does not wait until there are as many.
 func TestPositionBeyondLog(t *testing.T) {
