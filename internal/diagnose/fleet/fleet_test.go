@@ -320,6 +320,7 @@ func TestUnread(t *testing.T) {
 		file("later.json", `{"schema":"natkit/node/9","hostname":"x"}`):                "use a newer natkit",
 		file("none-in-it.json", `{"schema":"natkit/snapshots/1","namespaces":[]}`):     "no namespace",
 		file("odd.json", `{"schema":"natkit/node/1","findings":[{"severity":"odd"}]}`): "not as natkit monitor writes it",
+		file("unrated.json", `{"schema":"natkit/node/1","findings":[{"code":"x"}]}`):   "not as natkit monitor writes it",
 		server.URL + "/cut":                 "cut off",
 		server.URL + "/busy":                "HTTP status 503 Service Unavailable: the host was not examined yet",
 		server.URL + "/old":                 "does an older natkit monitor run there?",
@@ -388,6 +389,38 @@ func TestLongReplies(t *testing.T) {
 	})
 	if peak > begun+most {
 		t.Errorf("%d MB were taken for %d replies, want at most %d", (peak-begun)>>20, nodes, most>>20)
+	}
+}
+
+// A node that claims more than a machine has takes little more memory than its text.
+func TestTooManyFindings(t *testing.T) {
+	const most = 200 << 20
+	for name, value := range map[string]string{"findings": "{}", "unjudged_codes": `""`, "configuration": "1"} {
+		text := fmt.Sprintf(`{"schema":"natkit/node/1",%q:[%s0]}`, name, strings.Repeat(value+",", (15<<20)/(len(value)+1)))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if n, err := parse(strings.NewReader(text)); err == nil {
+			t.Errorf("%s: %d findings", name, len(n.Findings))
+		}
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > most {
+			t.Errorf("%s: %d MB were taken, want at most %d", name, took>>20, most>>20)
+		}
+	}
+}
+
+// A node counts once for each cause that it could not judge, and names have nothing that a terminal obeys.
+func TestHostileNode(t *testing.T) {
+	n, err := parse(strings.NewReader(`{"schema":"natkit/node/1","hostname":"a","unjudged_codes":["x","y","x"],"findings":[]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var g Gather
+	g.Add(Input{Name: "a\x1b[2J.json", Node: n})
+	g.Add(Input{Name: "b\x1b[2J.json", Err: io.ErrUnexpectedEOF})
+	r := g.Report()
+	if r.Unjudged["x"] != 1 || r.Unjudged["y"] != 1 || r.Unread[0].Input != "b?[2J.json" {
+		t.Errorf("%+v", r)
 	}
 }
 

@@ -6,6 +6,7 @@
 package fleet
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -99,6 +100,8 @@ const (
 	maxNodeBytes = 16 << 20
 	maxFindings  = 20000
 	maxValues    = 100000
+	// mostCommas bounds what it takes to read it: of two bytes each becomes a finding of some eighty.
+	mostCommas = 1 << 19
 )
 
 // Marshal is a node as JSON in one line.
@@ -106,6 +109,11 @@ func Marshal(n *Node) ([]byte, error) {
 	b, err := json.Marshal(n)
 	return schema.Put(schema.Name(Kind, Version), b), err
 }
+
+var (
+	errTooMuch = errors.New("it holds more than a machine can have")
+	errNotOurs = errors.New("it is not as natkit monitor writes it")
+)
 
 // load reads what Marshal wrote, from whatever source, and makes all texts safe to print.
 func load(r io.Reader) (*Node, error) {
@@ -115,6 +123,9 @@ func load(r io.Reader) (*Node, error) {
 	}
 	if len(b) > maxNodeBytes {
 		return nil, fmt.Errorf("longer than %d MiB", maxNodeBytes>>20)
+	}
+	if bytes.Count(b, []byte{','}) > mostCommas {
+		return nil, errTooMuch
 	}
 	n, cut := &Node{}, errors.New("it is no JSON, or cut off")
 	name, err := schema.Of(b)
@@ -128,10 +139,14 @@ func load(r io.Reader) (*Node, error) {
 		if _, ok := errors.AsType[*json.SyntaxError](err); ok {
 			return nil, cut
 		}
-		return nil, errors.New("it is not as natkit monitor writes it")
+		return nil, errNotOurs
 	}
 	if len(n.Findings) > maxFindings || len(n.Configuration) > maxValues || n.Namespaces < 0 {
-		return nil, errors.New("it holds more than a machine can have")
+		return nil, errTooMuch
+	}
+	// Without a severity the report of the whole fleet could not be written.
+	if slices.ContainsFunc(n.Findings, func(f Finding) bool { return f.Severity == 0 }) {
+		return nil, errNotOurs
 	}
 	n.clean()
 	return n, nil
@@ -151,4 +166,6 @@ func (n *Node) clean() {
 	for i := range n.Unjudged {
 		n.Unjudged[i] = snapshot.CleanText(n.Unjudged[i])
 	}
+	slices.Sort(n.Unjudged)
+	n.Unjudged = slices.Compact(n.Unjudged)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"natkit/internal/diagnose/causes"
+	"natkit/internal/snapshot"
 )
 
 // Report is what is wrong in a fleet, outliers first.
@@ -106,6 +107,7 @@ type gathered struct {
 
 // Add takes the next input.
 func (g *Gather) Add(in Input) {
+	in.Name = snapshot.CleanText(in.Name) // it may stand in a list of targets that somebody else made
 	if in.Err != nil {
 		g.unread = append(g.unread, Unread{in.Name, in.Err.Error()})
 		return

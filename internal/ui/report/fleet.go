@@ -6,9 +6,11 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"natkit/internal/diagnose/causes"
 	"natkit/internal/diagnose/fleet"
@@ -184,7 +186,7 @@ func (p *page) fleetNodes(r *fleet.Report) {
 	p.b.WriteString("\n" + p.style(bold, "Nodes that differ most") + "\n")
 	width := len("NODE")
 	for _, n := range list {
-		width = max(width, len(n.Node))
+		width = max(width, utf8.RuneCountInString(n.Node))
 	}
 	fmt.Fprintf(&p.b, "  %-*s  %-8s  %8s  %11s  %8s\n", width, "NODE", "WORST", "FINDINGS", "DIFFERENCES", "OUTLIERS")
 	for _, n := range list {
@@ -204,11 +206,13 @@ func fleetUnjudged(r *fleet.Report) string {
 	if len(r.Unjudged) == 0 {
 		return ""
 	}
+	rank := map[string]int{} // of codes of a newer natkit: none
+	for i, c := range causes.Catalogue() {
+		rank[c.Code] = i - len(causes.Catalogue())
+	}
 	var parts []string
-	for _, c := range causes.Catalogue() {
-		if n := r.Unjudged[c.Code]; n > 0 {
-			parts = append(parts, fmt.Sprintf("%s on %s", c.Code, plural.Count(n, "node")))
-		}
+	for _, code := range slices.SortedFunc(maps.Keys(r.Unjudged), func(a, b string) int { return cmp.Or(cmp.Compare(rank[a], rank[b]), strings.Compare(a, b)) }) {
+		parts = append(parts, fmt.Sprintf("%s on %s", code, plural.Count(r.Unjudged[code], "node")))
 	}
 	return "Not judged, for lack of facts (natkit doctor --from FILE shows which): " + strings.Join(parts, ", ") + "."
 }

@@ -97,3 +97,24 @@ func TestFleetHTML(t *testing.T) {
 		t.Error("a script")
 	}
 }
+
+// A node may run a newer natkit, with causes that this one does not know; columns are as wide as what is in them.
+func TestFleetOfNewerNodes(t *testing.T) {
+	var g fleet.Gather
+	for _, name := range []string{"größe", "b", "c"} {
+		n := &fleet.Node{Name: name, Namespaces: 1, Unjudged: []string{"of-tomorrow", "no-route"}}
+		if name == "größe" {
+			n.Findings = []fleet.Finding{{Code: "x", Severity: causes.Warning, Title: "x", Namespace: "host"}}
+		}
+		g.Add(fleet.Input{Name: name, Node: n})
+	}
+	var b strings.Builder
+	if err := FleetText(&b, g.Report(), time.UTC, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"no-route\n  on 3 nodes, of-tomorrow on 3 nodes.", "\n  NODE   WORST ", "\n  größe  warning "} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, &b)
+		}
+	}
+}
