@@ -95,13 +95,15 @@ func Compare(a, b *Saved) (*Comparison, error) {
 		Environment: environmentChanges(a, b), Rows: []ComparedFigure{}, OnlyA: []bench.Figure{}, OnlyB: []bench.Figure{}}
 	inB := map[figureKey]bench.Figure{}
 	for _, f := range b.figures() {
-		inB[keyOf(f)] = rebuilt(f)
+		if _, known := inB[keyOf(f)]; !known { // of two under the same conditions the first counts
+			inB[keyOf(f)] = rebuilt(f)
+		}
 	}
 	inA := map[figureKey]bool{}
 	for _, f := range a.figures() {
 		k := keyOf(f)
 		if inA[k] {
-			continue // a second one under the same conditions: the first counts
+			continue
 		}
 		inA[k] = true
 		if other, ok := inB[k]; ok && len(f.Values) > 0 && len(other.Values) > 0 {

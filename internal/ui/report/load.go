@@ -36,7 +36,8 @@ const (
 	maxFigures   = 20_000
 	maxValues    = 10_000 // of one figure
 	maxSteps     = 100
-	maxMagnitude = 1e18 // of any number: sums and ratios of them stay finite
+	maxCommas    = 2 << 20 // as of two bytes each a figure of some hundred is made
+	maxMagnitude = 1e18    // of any number: sums and ratios of them stay finite
 )
 
 // Load reads a result as -o json wrote it, and recognises by its content what it
@@ -48,6 +49,9 @@ func Load(name string, r io.Reader) (*Saved, error) {
 	}
 	if len(data) > maxFileBytes {
 		return nil, fmt.Errorf("read %q: more than %d MiB: no result is that large", name, maxFileBytes>>20)
+	}
+	if bytes.Count(data, []byte{','}) > maxCommas {
+		return nil, fmt.Errorf("read %q: more than %d values: no result has that many", name, maxCommas)
 	}
 	s, err := parse(data)
 	if err != nil {

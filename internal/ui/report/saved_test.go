@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -523,4 +524,30 @@ func FuzzLoad(f *testing.F) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// A file that claims more figures than a result has takes little more memory than its text.
+func TestLoadTooMuch(t *testing.T) {
+	const most = 600 << 20
+	for _, value := range []string{"{}", "1"} {
+		text := `{"schema":"natkit/bench/1","figures":[` + strings.Repeat(value+",", (48<<20)/(len(value)+1)) + "0]}"
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if _, err := Load("x", strings.NewReader(text)); err == nil {
+			t.Errorf("%s: it was read", value)
+		}
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > most {
+			t.Errorf("%s: %d MB were taken, want at most %d", value, took>>20, most>>20)
+		}
+	}
+}
+
+// Of two figures under the same conditions the first counts, on both sides.
+func TestCompareTwice(t *testing.T) {
+	result := &Saved{Name: "x", Result: &bench.Result{Kind: "udp", Figures: []bench.Figure{bench.NewFigure("nft", "ndr_pps", bench.Params{}, 1, 2), bench.NewFigure("nft", "ndr_pps", bench.Params{}, 8, 9)}}}
+	c, err := Compare(result, result)
+	if err != nil || len(c.Rows) != 1 || c.Rows[0].A.Median != c.Rows[0].B.Median {
+		t.Errorf("%v, %+v", err, c.Rows)
+	}
 }
