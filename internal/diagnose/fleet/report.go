@@ -122,7 +122,7 @@ func (g *Gather) Report() *Report {
 	r := &Report{NodeCount: len(g.nodes), Causes: []Cause{}, Differences: []Difference{}, Nodes: []NodeSummary{}, Unread: append([]Unread{}, g.unread...), Unjudged: map[string]int{}}
 	slices.SortFunc(r.Unread, func(a, b Unread) int { return strings.Compare(a.Input, b.Input) })
 	for _, n := range g.nodes {
-		if r.First.IsZero() || n.At.Before(r.First) {
+		if r.First.IsZero() || !n.At.IsZero() && n.At.Before(r.First) {
 			r.First = n.At
 		}
 		if n.At.After(r.Last) {

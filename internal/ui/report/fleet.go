@@ -74,6 +74,9 @@ func fleetAbout(r *fleet.Report, zone *time.Location) string {
 	if n := len(r.Unread); n > 0 {
 		out += fmt.Sprintf(", %d not", n)
 	}
+	if r.Last.IsZero() { // no node says when
+		return out + "."
+	}
 	if r.Last.Sub(r.First) < time.Second {
 		return out + "; facts taken at " + r.Last.In(zone).Format(time.DateTime) + "."
 	}
@@ -235,8 +238,12 @@ func FleetHTML(w io.Writer, r *fleet.Report, zone *time.Location) error {
 	if len(r.Nodes) > 0 {
 		body += details(len(r.Nodes) <= 50, fmt.Sprintf("Nodes with a finding or a difference: %d of %d", len(r.Nodes), r.NodeCount),
 			scroll("facts", fleetHead("node", "worst", "findings", "differences", "outliers", "facts taken", "read from"), each(r.Nodes, func(n fleet.NodeSummary) markup {
+				taken := "not known"
+				if !n.At.IsZero() {
+					taken = n.At.In(zone).Format(time.DateTime)
+				}
 				return tag("tr", tag("td", text(n.Node)), tag("td", text(worstOf(n))), tag("td.num", text(fmt.Sprint(n.Findings))), tag("td.num", text(fmt.Sprint(n.Differences))),
-					tag("td.num", text(fmt.Sprint(n.Outliers))), tag("td", text(n.At.In(zone).Format(time.DateTime))), tag("td", text(n.Input)))
+					tag("td.num", text(fmt.Sprint(n.Outliers))), tag("td", text(taken)), tag("td", text(n.Input)))
 			})))
 	}
 	if len(r.Unread) > 0 {

@@ -118,3 +118,25 @@ func TestFleetOfNewerNodes(t *testing.T) {
 		}
 	}
 }
+
+// A node that does not say when its facts were taken does not make the report two thousand years long.
+func TestFleetWithoutTimes(t *testing.T) {
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for want, times := range map[string][]time.Time{
+		"2 nodes read; facts taken at 2026-03-01 12:00:00.\n": {noon, {}},
+		"2 nodes read.\n": {{}, {}},
+	} {
+		var g fleet.Gather
+		for i, at := range times {
+			g.Add(fleet.Input{Name: fmt.Sprint(i), Node: &fleet.Node{Name: fmt.Sprint(i), At: at, Namespaces: 1,
+				Findings: []fleet.Finding{{Code: "x", Severity: causes.Warning, Title: "x", Namespace: "host"}}}})
+		}
+		var text, page strings.Builder
+		if err := errors.Join(FleetText(&text, g.Report(), time.UTC, false), FleetHTML(&page, g.Report(), time.UTC)); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(text.String(), want) || strings.Contains(text.String()+page.String(), "0001-") {
+			t.Errorf("want %q in\n%s\n%s", want, &text, &page)
+		}
+	}
+}
