@@ -14,6 +14,8 @@ import (
 	"io"
 	"os"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 const (
@@ -82,7 +84,7 @@ func colour(line string) string {
 		return "c"
 	case strings.HasPrefix(t, "CRITICAL"):
 		return "r"
-	case strings.HasPrefix(t, "Shows:"), strings.HasPrefix(t, "("):
+	case strings.HasPrefix(t, "("):
 		return "d"
 	case strings.Contains(t, " x "):
 		return "g"
@@ -112,27 +114,36 @@ func draw(w io.Writer, all []screen) {
 <style>
 text{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;white-space:pre}
 .t{fill:#d6deeb}.d{fill:#7f8ea3}.c{fill:#82aaff}.r{fill:#ff6b6b;font-weight:bold}.g{fill:#9ccc65}.h{fill:#fff;font-weight:bold}
-.s{opacity:0;animation:show %.0fs infinite}
+.s{opacity:0;animation:show %.0fs infinite backwards}
+.s1{opacity:1}
 @keyframes show{0%%{opacity:0}1%%{opacity:1}%.1f%%{opacity:1}%.1f%%{opacity:0}100%%{opacity:0}}
 `, width, height, width, height, total, part-1, part)
 	for i := range all {
 		fmt.Fprintf(w, ".s%d{animation-delay:%ds}\n", i, i*seconds)
 	}
-	fmt.Fprintf(w, `@media (prefers-reduced-motion:reduce){.s{animation:none}.s1{opacity:1}}
+	fmt.Fprintf(w, `@media (prefers-reduced-motion:reduce){.s{animation:none}}
 </style>
 <rect width="100%%" height="100%%" rx="8" fill="#0f1720"/>
 `)
 	for i, s := range all {
 		fmt.Fprintf(w, `<g class="s s%d"><text class="h" x="%.0f" y="%.0f">%s</text>`+"\n", i, margin, margin+10, html.EscapeString(s.title))
+		shows := false // a sentence about what follows goes on in its colour
 		for n, line := range fit(s.lines) {
 			if r := []rune(line); len(r) > columns {
 				line = string(r[:columns-1]) + "…"
 			}
-			if strings.TrimSpace(line) == "" {
+			t := strings.TrimSpace(line)
+			first, _ := utf8.DecodeRuneInString(t)
+			shows = strings.HasPrefix(t, "Shows:") || strings.HasPrefix(t, "Side by side:") || shows && unicode.IsLower(first)
+			if t == "" {
 				continue
 			}
+			class := colour(line)
+			if shows {
+				class = "d"
+			}
 			fmt.Fprintf(w, `<text class="%s" x="%.0f" y="%.0f" xml:space="preserve">%s</text>`+"\n",
-				colour(line), margin, header+margin+float64(n)*lineH+10, html.EscapeString(line))
+				class, margin, header+margin+float64(n)*lineH+10, html.EscapeString(line))
 		}
 		fmt.Fprintln(w, "</g>")
 	}
