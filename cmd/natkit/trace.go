@@ -119,6 +119,9 @@ Wireshark, in which each frame has its step as comment.`,
 		if prefix.IsValid() {
 			o.Flow.A.Addresses = prefix
 		}
+		if err := o.Flow.Check(port); err != nil {
+			return usagef("no packet can match: %w", err)
+		}
 		if err := traceAt(&o, e.netns, device); err != nil {
 			return err
 		}

@@ -31,11 +31,29 @@ func TestTraceUsage(t *testing.T) {
 		{"trace --container none-such", "--container none-such: no container"},
 		{"trace --container none-such --host 10.0.0.1", "--host and --container"},
 		{"trace --host nonsense", "--host \"nonsense\": want an address or prefix"},
+		{"trace icmp --port 80", "icmp has no ports"},
 		{"trace --port 80 -o xml", "want text, json, html or pcapng"},
 	} {
 		code, stdout, stderr := observed(t.Context(), tt.args)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, tt.says) {
 			t.Errorf("%s: exit %d, %q, %q; want %d and %q", tt.args, code, stdout, stderr, exitUsage, tt.says)
+		}
+	}
+}
+
+// What no packet can match is refused, instead of waiting for it.
+func TestTraceNothing(t *testing.T) {
+	for _, tt := range []struct {
+		flow, flag, value, says string
+	}{
+		{"any -> 2001:db8::1", "--host", "10.0.0.1", "one end is IPv4"},
+		{"tcp *:1000 -> *:2000", "--port", "80", "neither is 80"},
+		{"icmp", "--host", "2001:db8::1", "write icmpv6"},
+	} {
+		var stdout, stderr bytes.Buffer
+		code := run(t.Context(), []string{"trace", tt.flow, tt.flag, tt.value}, &env{stdin: strings.NewReader(""), stdout: &stdout, stderr: &stderr})
+		if code != exitUsage || !strings.Contains(stderr.String(), tt.says) {
+			t.Errorf("%q: exit %d, %q; want %d and %q", tt.flow, code, &stderr, exitUsage, tt.says)
 		}
 	}
 }

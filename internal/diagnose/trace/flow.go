@@ -3,6 +3,7 @@
 package trace
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -51,13 +52,39 @@ func ParseFlow(s string) (Flow, error) {
 	if f.B, err = parseEnd(words[2]); err != nil {
 		return f, err
 	}
-	if f.A.Addresses.IsValid() && f.B.Addresses.IsValid() && f.A.Addresses.Addr().Is4() != f.B.Addresses.Addr().Is4() {
-		return f, fmt.Errorf("flow %q: one end is IPv4 and the other IPv6: trace the flow as it is on one side of the translation", s)
-	}
-	if (f.A.Port != 0 || f.B.Port != 0) && !hasPorts(f.Protocol) {
-		return f, fmt.Errorf("flow %q: %s has no ports: leave them out", s, f.Protocol)
+	if err := f.Check(0); err != nil {
+		return f, fmt.Errorf("flow %q: %w", s, err)
 	}
 	return f, nil
+}
+
+// Check says why no packet is of a flow that also has a port at either end, 0 for any; nil if one may be.
+func (f Flow) Check(port uint16) error {
+	var family string
+	for _, side := range []Side{f.A, f.B} {
+		if !side.Addresses.IsValid() {
+			continue
+		}
+		is := "IPv6"
+		if side.Addresses.Addr().Is4() {
+			is = "IPv4"
+		}
+		if family != "" && is != family {
+			return errors.New("one end is IPv4 and the other IPv6: trace the flow as it is on one side of the translation")
+		}
+		family = is
+	}
+	switch {
+	case f.Protocol == "icmp" && family == "IPv6":
+		return errors.New("icmp is of IPv4: with IPv6 addresses write icmpv6")
+	case f.Protocol == "icmpv6" && family == "IPv4":
+		return errors.New("icmpv6 is of IPv6: with IPv4 addresses write icmp")
+	case (f.A.Port != 0 || f.B.Port != 0 || port != 0) && !hasPorts(f.Protocol):
+		return fmt.Errorf("%s has no ports: leave them out", f.Protocol)
+	case port != 0 && f.A.Port != 0 && f.B.Port != 0 && port != f.A.Port && port != f.B.Port:
+		return fmt.Errorf("its ends have the ports %d and %d, neither is %d", f.A.Port, f.B.Port, port)
+	}
+	return nil
 }
 
 func hasPorts(protocol string) bool {

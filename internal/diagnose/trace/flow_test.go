@@ -39,6 +39,8 @@ func TestParseFlow(t *testing.T) {
 		"icmp 10.0.0.5:7 -> 10.0.0.6":  "icmp has no ports",
 		"tcp 10.0.0.5 -> 2001:db8::1":  "one end is IPv4",
 		"tcp fe80::1%eth0 -> 10.0.0.1": "want an address",
+		"icmp any -> 2001:db8::1":      "write icmpv6",
+		"icmpv6 10.0.0.5 -> any":       "write icmp",
 	} {
 		if _, err := ParseFlow(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want an error with %q", text, err, want)
