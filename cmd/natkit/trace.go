@@ -112,7 +112,7 @@ Wireshark, in which each frame has its step as comment.`,
 			return usagef("what to trace? Give a flow, as in natkit trace 'tcp 10.0.0.5 -> 198.51.100.1:443', or --host, --container, --port or --interface")
 		}
 		if name != "" {
-			if prefix, err = containerAddress(name); err != nil {
+			if prefix, err = containerAddress(name, o.Flow.B.Addresses); err != nil {
 				return err
 			}
 		}

@@ -52,8 +52,8 @@ func containerNames() (names []string) {
 	return names
 }
 
-// containerAddress is the address of a container, by its name.
-func containerAddress(name string) (netip.Prefix, error) {
+// containerAddress is the address of a container, by its name: one of the family of the flow's other end.
+func containerAddress(name string, other netip.Prefix) (netip.Prefix, error) {
 	all := containers()
 	var found []container
 	for _, c := range all {
@@ -79,9 +79,19 @@ func containerAddress(name string) (netip.Prefix, error) {
 	if err != nil {
 		return netip.Prefix{}, err
 	}
+	return oneAddress(name, addresses, other)
+}
+
+// oneAddress is the first one of a container's addresses that may talk to the other end.
+func oneAddress(name string, addresses []netip.Addr, other netip.Prefix) (netip.Prefix, error) {
+	kind := "address"
+	if other.IsValid() {
+		kind = map[bool]string{true: "IPv4 address", false: "IPv6 address"}[other.Addr().Is4()]
+		addresses = slices.DeleteFunc(addresses, func(a netip.Addr) bool { return a.Is4() != other.Addr().Is4() })
+	}
 	switch {
 	case len(addresses) == 0:
-		return netip.Prefix{}, fmt.Errorf("--container %s: it has no address", name)
+		return netip.Prefix{}, fmt.Errorf("--container %s: it has no %s", name, kind)
 	case len(addresses) > 1 && addresses[1].Is4() == addresses[0].Is4():
 		var words []string
 		for _, a := range addresses {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -54,6 +55,32 @@ func TestTraceNothing(t *testing.T) {
 		code := run(t.Context(), []string{"trace", tt.flow, tt.flag, tt.value}, &env{stdin: strings.NewReader(""), stdout: &stdout, stderr: &stderr})
 		if code != exitUsage || !strings.Contains(stderr.String(), tt.says) {
 			t.Errorf("%q: exit %d, %q; want %d and %q", tt.flow, code, &stderr, exitUsage, tt.says)
+		}
+	}
+}
+
+// Of a container's addresses the one is followed that may talk to the flow's other end.
+func TestContainerAddress(t *testing.T) {
+	for _, tt := range []struct{ addresses, other, want, says string }{
+		{"10.0.0.2 fd00::2", "", "10.0.0.2/32", ""},
+		{"10.0.0.2 fd00::2", "2001:db8::/32", "fd00::2/128", ""},
+		{"10.0.0.2 fd00::2", "192.0.2.1/32", "10.0.0.2/32", ""},
+		{"10.0.0.2 10.0.1.2 fd00::2", "2001:db8::1/128", "fd00::2/128", ""},
+		{"10.0.0.2 10.0.1.2", "", "", "choose one with --host: 10.0.0.2, 10.0.1.2"},
+		{"10.0.0.2", "2001:db8::1/128", "", "it has no IPv6 address"},
+		{"", "", "", "it has no address"},
+	} {
+		var addresses []netip.Addr
+		for _, a := range strings.Fields(tt.addresses) {
+			addresses = append(addresses, netip.MustParseAddr(a))
+		}
+		var other netip.Prefix
+		if tt.other != "" {
+			other = netip.MustParsePrefix(tt.other)
+		}
+		got, err := oneAddress("web1", addresses, other)
+		if err == nil && got.String() != tt.want || (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%q beside %q: %v, %v; want %q, %q", tt.addresses, tt.other, got, err, tt.want, tt.says)
 		}
 	}
 }
