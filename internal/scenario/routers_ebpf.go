@@ -71,8 +71,11 @@ type engineTable struct {
 	engine  *datapath.Engine
 }
 
-func (t *engineTable) begin() (err error) {
-	t.engine, err = control.Temporary(t.plan, t.testbed.Router)
+func (t *engineTable) begin() error {
+	engine, err := control.Temporary(t.plan, t.testbed.Router)
+	if err == nil { // what removes the router closes the one that there was
+		t.engine = engine
+	}
 	return err
 }
 
