@@ -110,6 +110,13 @@ func traced(t *testing.T, l *lab.Lab, o Options, send func(), enough func([]trac
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		for i := range packets {
+			if t.Failed() { // what a step that is missing was seen as
+				t.Logf("%+v", packets[i])
+			}
+		}
+	})
 	return packets
 }
 
