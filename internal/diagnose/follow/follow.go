@@ -372,6 +372,12 @@ func (r *Run) Watch(ctx context.Context, fn func(trace.Packet) error) error {
 			continue
 		}
 		next = time.Now().Add(tick)
+		over := ctx.Err() != nil
+		if over {
+			if err := r.takeSeen(map[packetIn]bool{}); err != nil {
+				return err
+			}
+		}
 		for _, e := range r.at.takeMet() {
 			if !r.early[metOf(&e)] {
 				r.joined.Add(e)
@@ -381,8 +387,10 @@ func (r *Run) Watch(ctx context.Context, fn func(trace.Packet) error) error {
 			return err
 		}
 		r.at.keepRefused()
-		over := ctx.Err() != nil
 		now := monotonic()
+		if err == nil { // what came later may not be read yet
+			now = e.TimeNS
+		}
 		if over {
 			now = 0
 		}

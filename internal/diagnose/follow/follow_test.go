@@ -168,6 +168,28 @@ func step(p trace.Packet, what trace.What, hook string) *trace.Step {
 	return &p.Steps[i]
 }
 
+// Whoever reads packets may take long, and natkit may not get the CPU: what has come until then belongs together all the same.
+func TestSlowReader(t *testing.T) {
+	l := up(t, "routed", lab.RulesNft)
+	to := netip.AddrPortFrom(l.Options().Addresses.Server, 80).String()
+	syns := 0
+	packets := traced(t, l, Options{Flow: flowOf(t, "tcp any -> "+to)}, func() { dial(l, "client", to, time.Second) }, func(packets []trace.Packet) bool {
+		if len(packets) == 1 {
+			dial(l, "client", to, time.Second)
+			time.Sleep(time.Second) // longer than until a packet is complete
+		}
+		if packets[len(packets)-1].Kind == "SYN" {
+			syns++
+		}
+		return syns == 2
+	})
+	for _, p := range packets {
+		if p.Kind == "SYN" && step(p, trace.Translated, "postrouting") == nil {
+			t.Errorf("not translated: %+v", p.Steps)
+		}
+	}
+}
+
 // A connection to a published port, and one that is masqueraded: every translation where it
 // happens, whoever has the rules.
 func TestTranslations(t *testing.T) {
