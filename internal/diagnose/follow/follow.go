@@ -226,7 +226,7 @@ func (a *attachment) openRules(place observe.HookedPlace, f observe.PacketFilter
 	if !place.NFTables {
 		return
 	}
-	t, err := observe.OpenRuleTrace(place.Place, f, place.Tracks4 || place.Tracks6)
+	t, err := observe.OpenRuleTrace(place, f)
 	if err != nil {
 		a.missing = append(a.missing, observe.Missing{Namespace: place.Ref, What: "rules of nftables that packets meet; they are derived", Why: err.Error()})
 		return

@@ -30,16 +30,18 @@ type RuleTrace struct {
 	ref    string
 	inode  uint64
 	filter PacketFilter
-	tracks bool            // connection tracking is on in the namespace
-	family uint8           // of the table
-	waits  bool            // for new connections alone: see OpenWaiting
-	marked map[uint64]bool // while it waits: packets that the table has marked, by their trace ids
-	owner  *netlink.Conn   // whose table it is
-	events *netlink.Conn
-	names  map[uint32]string // of interfaces, for Read
-	known  map[snapshot.TraceTuple]bool
-	asks   bool // the rules that ask the sets of followed tuples are there
-	mu     sync.Mutex
+	family uint8 // of the table
+	// tracked are families whose connections are tracked. Each has a table: rules that ask for the connection have the
+	// kernel track those of their table's family, and inet's are both.
+	tracked []uint8
+	waits   bool            // for new connections alone: see OpenWaiting
+	marked  map[uint64]bool // while it waits: packets that the table has marked, by their trace ids
+	owner   *netlink.Conn   // whose table it is
+	events  *netlink.Conn
+	names   map[uint32]string // of interfaces, for Read
+	known   map[snapshot.TraceTuple]bool
+	asks    bool // the rules that ask the sets of followed tuples are there
+	mu      sync.Mutex
 }
 
 // ErrRulesLost is an error of Read after which it goes on: there was no room for rules that the kernel reported.
@@ -65,16 +67,23 @@ const (
 	traceReadBuffer = 4 << 20
 )
 
-// OpenRuleTrace begins to trace rules in a namespace in which nftables has chains. tracks says that
-// connection tracking is on there: replies are recognised by their entry then. The error wraps
-// ErrUnavailable where the kernel does not allow it, or where it would write each packet to the log.
-func OpenRuleTrace(place netns.Place, f PacketFilter, tracks bool) (*RuleTrace, error) {
+// OpenRuleTrace begins to trace rules in a namespace in which nftables has chains. Where connection tracking
+// is on, replies are recognised by their entry. The error wraps ErrUnavailable where the kernel does not
+// allow it, or where it would write each packet to the log.
+func OpenRuleTrace(place HookedPlace, f PacketFilter) (*RuleTrace, error) {
 	h, err := netns.Open(place.Ref)
 	if err != nil {
 		return nil, err
 	}
 	defer h.Close()
-	t := &RuleTrace{ref: place.Ref, inode: place.Inode, filter: f, tracks: tracks, family: unix.NFPROTO_INET, known: map[snapshot.TraceTuple]bool{}}
+	t := &RuleTrace{ref: place.Ref, inode: place.Inode, filter: f, family: unix.NFPROTO_INET, known: map[snapshot.TraceTuple]bool{}}
+	four, known := f.family4()
+	if place.Tracks4 && (four || !known) {
+		t.tracked = append(t.tracked, unix.NFPROTO_IPV4)
+	}
+	if place.Tracks6 && (!four || !known) {
+		t.tracked = append(t.tracked, unix.NFPROTO_IPV6)
+	}
 	if err := t.open(h); err != nil {
 		return nil, err
 	}
@@ -364,6 +373,8 @@ func traceVerdict(code int32) string {
 //	table inet natkit-trace-PID { flags owner
 //	  chain prerouting, output: before all others: packets of the filter and, as soon as there are
 //	    any, of @followed4 and @followed6
+//	}
+//	table ip natkit-trace-PID { flags owner; and ip6: where connections of that family are tracked
 //	  chain tracked: behind connection tracking: replies to packets of the filter
 //	}
 
@@ -378,14 +389,16 @@ func message(kind uint16, flags netlink.HeaderFlags, encode func(*netlink.Attrib
 	}
 	return netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: netlink.Request | netlink.Acknowledge | flags},
-		Data:   append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, attrs...),
+		Data:   append([]byte{unix.NFPROTO_UNSPEC, unix.NFNETLINK_V0, 0, 0}, attrs...),
 	}
 }
 
 // batch sends messages about the table as one transaction.
 func (t *RuleTrace) batch(messages []netlink.Message) error {
 	for i := range messages {
-		messages[i].Data[0] = t.family
+		if messages[i].Data[0] == unix.NFPROTO_UNSPEC {
+			messages[i].Data[0] = t.family
+		}
 	}
 	return batch(t.owner, messages)
 }
@@ -431,10 +444,13 @@ func forget(conn *netlink.Conn, most int) error {
 
 func (t *RuleTrace) table() []netlink.Message {
 	name := ruleTraceTable()
-	out := []netlink.Message{message(unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Excl, func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.NFTA_TABLE_NAME, name)
-		ae.Uint32(unix.NFTA_TABLE_FLAGS, nftTableOwner)
-	})}
+	made := func() netlink.Message {
+		return message(unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Excl, func(ae *netlink.AttributeEncoder) {
+			ae.String(unix.NFTA_TABLE_NAME, name)
+			ae.Uint32(unix.NFTA_TABLE_FLAGS, nftTableOwner)
+		})
+	}
+	out := []netlink.Message{made()}
 	if t.waits {
 		return append(out, t.waitingChains()...)
 	}
@@ -454,11 +470,15 @@ func (t *RuleTrace) table() []netlink.Message {
 			out = append(out, t.rule(chain, match))
 		}
 	}
-	if t.tracks {
-		out = append(out, t.chain("tracked", "filter", unix.NF_INET_PRE_ROUTING, conntrackPriority+1))
+	for _, family := range t.tracked {
+		tracked := []netlink.Message{made(), t.chain("tracked", "filter", unix.NF_INET_PRE_ROUTING, conntrackPriority+1)}
 		for _, match := range t.replyMatches() {
-			out = append(out, t.rule("tracked", match))
+			tracked = append(tracked, t.rule("tracked", match))
 		}
+		for _, m := range tracked {
+			m.Data[0] = family
+		}
+		out = append(out, tracked...)
 	}
 	return out
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -64,7 +65,7 @@ func TestRulesLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	tr, err := OpenRuleTrace(netns.Place{Ref: name, Inode: ns.Inode()}, PacketFilter{Protocol: unix.IPPROTO_UDP, Rate: 1_000_000}, false)
+	tr, err := OpenRuleTrace(HookedPlace{Place: netns.Place{Ref: name, Inode: ns.Inode()}}, PacketFilter{Protocol: unix.IPPROTO_UDP, Rate: 1_000_000})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,10 +100,44 @@ func TestRulesLost(t *testing.T) {
 	}
 }
 
+// A rule that asks for a connection has the kernel track those of its table's family: a trace asks only where they are tracked.
+func TestTraceTracksNothing(t *testing.T) {
+	ns, name := pinned(t)
+	if err := ns.Do(func() error {
+		return exec.Command(ktest.Tool(t, "nft"), "table ip nat { chain post { type nat hook postrouting priority 100; masquerade; }; }").Run()
+	}); err != nil {
+		t.Fatal(err)
+	}
+	lister := OpenHooks()
+	defer lister.Close()
+	tracking := func() (families []string) {
+		hooks, err := lister.List(ns)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, h := range hooks {
+			if h.Priority == conntrackPriority && !slices.Contains(families, h.Family) {
+				families = append(families, h.Family)
+			}
+		}
+		return families
+	}
+	before := tracking()
+	place := HookedPlace{Place: netns.Place{Ref: name, Inode: ns.Inode()}, Tracks4: true}
+	tr, err := OpenRuleTrace(place, PacketFilter{Protocol: unix.IPPROTO_UDP, Rate: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	if after := tracking(); len(before) != 1 || !slices.Equal(after, before) {
+		t.Errorf("tracked before: %v, while it traces: %v", before, after)
+	}
+}
+
 // What the kernel refuses once is not taken for done, and its answers not for those of what comes next.
 func TestFollowRefused(t *testing.T) {
 	ns, name := pinned(t)
-	tr, err := OpenRuleTrace(netns.Place{Ref: name, Inode: ns.Inode()}, PacketFilter{Protocol: unix.IPPROTO_UDP, Rate: 1}, false)
+	tr, err := OpenRuleTrace(HookedPlace{Place: netns.Place{Ref: name, Inode: ns.Inode()}}, PacketFilter{Protocol: unix.IPPROTO_UDP, Rate: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
