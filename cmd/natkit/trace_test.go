@@ -146,7 +146,8 @@ func traceKilled(t *testing.T, args ...string) {
 		return string(out)
 	}
 	before := tables()
-	cmd, _ := tracing(t, append(args, "--port", "80")...)
+	// A port that no other test uses: one that waits begins with the first connection of any.
+	cmd, _ := tracing(t, append(args, "--port", "1", "--netns", l.NATNode().Netns)...)
 	if !strings.Contains(tables(), "natkit-trace-") {
 		t.Errorf("no table marks packets: %s", tables())
 	}
