@@ -5,11 +5,13 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -138,28 +140,23 @@ func TestTraceKilled(t *testing.T) {
 func traceKilled(t *testing.T, args ...string) {
 	l := traceLab(t)
 	ktest.Tool(t, "nft")
-	tables := func() string {
+	// A port that no other test uses: one that waits begins with the first connection of any.
+	cmd, _ := tracing(t, append(args, "--port", "1", "--netns", l.NATNode().Netns)...)
+	marks := func() bool { // traces of other tests have tables of their own here
 		out, err := l.NATNode().Command(t.Context(), "nft", "list", "tables").Output()
 		if err != nil {
 			t.Fatal(err)
 		}
-		return string(out)
+		return slices.Contains(strings.Fields(string(out)), fmt.Sprintf("natkit-trace-%d", cmd.Process.Pid))
 	}
-	before := tables()
-	// A port that no other test uses: one that waits begins with the first connection of any.
-	cmd, _ := tracing(t, append(args, "--port", "1", "--netns", l.NATNode().Netns)...)
-	if !strings.Contains(tables(), "natkit-trace-") {
-		t.Errorf("no table marks packets: %s", tables())
+	if !marks() {
+		t.Error("no table marks packets")
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // it was killed
-	for end := time.Now().Add(10 * time.Second); tables() != before; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("left behind: %s, before: %s", tables(), before)
-		}
-	}
+	ktest.Wait(t, 10*time.Second, "its tables are gone", func() bool { return !marks() })
 }
 
 // Packets beyond --rate are counted and not traced; each packet is a line of JSON.
