@@ -47,10 +47,10 @@ fi
 
 # As root the tests work with the kernel: nothing is cached. Several packages run side by side,
 # for they wait more than they work; those whose tests measure, or look at what the whole
-# machine has, apart from the others. To link with what debuggers read takes longer than most
+# machine has, by themselves. To link with what debuggers read takes longer than most
 # packages take, and make lint vets.
 args=(-timeout 25m -ldflags '-s -w')
-apart='/internal/(bench|diagnose/probe|kernel/observe|lab)$'
+alone='/internal/(bench|diagnose/probe|kernel/observe|lab)$'
 longest='cmd/natkit nat/datapath nat/control scenario diagnose/follow testutil/archtest'
 root=
 if [ "$(id -u)" = 0 ]; then
@@ -59,8 +59,8 @@ if [ "$(id -u)" = 0 ]; then
 fi
 # Under the race detector, and for long, tests work more than they wait. Coverage would cost the
 # detector's time again.
-beside=2 measuring_beside=1
-case "$long $* " in *' -race '* | 1*) ;; *) beside=4 measuring_beside=2 args+=(-cover) ;; esac
+beside=2
+case "$long $* " in *' -race '* | 1*) ;; *) beside=4 args+=(-cover) ;; esac
 
 # present lists what is in natkit's folders. Of BPF folders an empty one is something, too.
 # On a new machine most of the folders are missing.
@@ -96,11 +96,11 @@ if [ -n "$root" ]; then
     mapfile -t together < <(
         # The longest first: nothing is left to run beside one that begins last.
         for name in $longest; do grep "/$name\$" "$work/packages" || true; done
-        grep -vE "$apart|/(${longest// /|})\$" "$work/packages" || true
+        grep -vE "$alone|/(${longest// /|})\$" "$work/packages" || true
     )
-    mapfile -t measuring < <(grep -E "$apart" "$work/packages")
+    mapfile -t measuring < <(grep -E "$alone" "$work/packages")
     [ ${#together[@]} = 0 ] || run -p $beside "$@" "${together[@]}" || status=$?
-    [ ${#measuring[@]} = 0 ] || run -p $measuring_beside "$@" "${measuring[@]}" || status=$?
+    [ ${#measuring[@]} = 0 ] || run -p 1 "$@" "${measuring[@]}" || status=$?
 else
     mapfile -t together <"$work/packages"
     run "$@" "${together[@]}" || status=$?
