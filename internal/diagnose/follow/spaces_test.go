@@ -273,6 +273,18 @@ func listening(t *testing.T, l *lab.Lab, at netip.AddrPort) net.PacketConn {
 	return c
 }
 
+// dialed is a socket of the client for datagrams to an endpoint.
+func dialed(t *testing.T, l *lab.Lab, to netip.AddrPort) (c net.Conn) {
+	t.Helper()
+	if err := l.Node("client").Do(func() (err error) {
+		c, err = net.Dial("udp4", to.String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 // followed is what the trace of this process has in its set of the server's tuples.
 func followed(t *testing.T, l *lab.Lab) string {
 	t.Helper()
@@ -299,15 +311,7 @@ func TestEntryDeleted(t *testing.T) {
 	l := up(t, "routed", lab.RulesNft)
 	to := netip.AddrPortFrom(l.Options().Addresses.Server, 9)
 	listening(t, l, to)
-	var kept, deleted net.Conn
-	if err := l.Node("client").Do(func() (err error) {
-		if kept, err = net.Dial("udp4", to.String()); err == nil {
-			deleted, err = net.Dial("udp4", to.String())
-		}
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	kept, deleted := dialed(t, l, to), dialed(t, l, to)
 	defer kept.Close()
 	defer deleted.Close()
 	var seen, replaced atomic.Int32
@@ -376,15 +380,15 @@ func TestEntryOfRefused(t *testing.T) {
 			refused.Add(1)
 		}
 	})
-	dialed := make(chan struct{})
+	done := make(chan struct{})
 	go func() {
-		defer close(dialed)
+		defer close(done)
 		dial(l, "client", to, 20*time.Second)
 	}()
 	ktest.Wait(t, 10*time.Second, "it is followed", func() bool { return syns.Load() > 0 })
 	time.Sleep(2 * askEvery) // natkit has asked for the entry
 	in(t, l, "server", "nft flush chain ip fw in")
-	<-dialed
+	<-done
 	ktest.Wait(t, 10*time.Second, "it is refused", func() bool { return refused.Load() > 0 })
 	time.Sleep(3 * askEvery) // it would have been asked about, and reported
 	if len(ends) > 0 {
@@ -421,13 +425,7 @@ func TestRulesLater(t *testing.T) {
 	l := up(t, "routed", lab.RulesNft)
 	to := netip.AddrPortFrom(l.Options().Addresses.Server, 9)
 	listening(t, l, to)
-	var c net.Conn
-	if err := l.Node("client").Do(func() (err error) {
-		c, err = net.Dial("udp4", to.String())
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	c := dialed(t, l, to)
 	defer c.Close()
 	var seen, met atomic.Int32
 	watching(t, Options{Flow: flowOf(t, "udp "+l.Options().Addresses.Client.Addr().String()+" -> "+to.String()), Netns: l.Node("client").Handle().Inode()}, func(p trace.Packet) {
@@ -461,19 +459,13 @@ func TestEntryEvicted(t *testing.T) {
 	}, func(trace.Packet) { seen.Add(1) })
 	const flows = 200 // the kernel looks for one in few of the table's buckets
 	var clients []net.Conn
-	dialed := func(at netip.AddrPort) net.Conn {
-		var c net.Conn
-		if err := l.Node("client").Do(func() (err error) {
-			c, err = net.Dial("udp4", at.String())
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+	sent := func(at netip.AddrPort) net.Conn {
+		c := dialed(t, l, at)
 		_, _ = c.Write([]byte("x"))
 		return c
 	}
 	for range flows {
-		c := dialed(to)
+		c := sent(to)
 		defer c.Close()
 		clients = append(clients, c)
 	}
@@ -486,7 +478,7 @@ func TestEntryEvicted(t *testing.T) {
 			_, _ = c.Write([]byte("x"))
 		}
 		for range 300 {
-			dialed(netip.AddrPortFrom(server, 11)).Close()
+			sent(netip.AddrPortFrom(server, 11)).Close()
 		}
 		for len(ends) > 0 {
 			if e := <-ends; e.How == trace.EntryEvicted {
