@@ -5,7 +5,6 @@ package nft
 import (
 	"math/bits"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"natkit/internal/nat/rulefile"
@@ -17,21 +16,36 @@ import (
 
 // trackHosts finds these hosts of each stateless map, as numbers from its first address: those with
 // a more special source rule or map, targets of forwards, and hosts of which an external address is
-// forwarded.
+// forwarded. What has sessions by a map has none by another stateless one, of which other hosts may
+// have them for that: each such prefix is asked about once, on its side, of the at most 33 maps
+// around it.
 func (c *compiler) trackHosts() {
-	inside, outside := c.withSessions()
-	// What has sessions by a map has none by another stateless one, of which other hosts may have
-	// them for that.
-	for known := -1; known < len(inside)+len(outside); {
-		known = len(inside) + len(outside)
-		c.trackParts(inside, outside)
-		for i, parts := range c.tracked {
-			m := c.file.Rules[i].Action.(rulefile.Map)
-			for _, part := range parts {
-				inside, outside = append(inside, prefixOn(m.Inside, part)), append(outside, prefixOn(m.Outside, part))
+	c.tracked = map[int][]span{}
+	maps := map[hostsOn]int{} // no two have the same side: statelessTwice
+	for i := range c.file.Rules {
+		if r := &c.file.Rules[i]; isStateless(r) {
+			m := r.Action.(rulefile.Map)
+			maps[hostsOn{m.Inside, false}], maps[hostsOn{m.Outside, true}] = i, i
+		}
+	}
+	waiting := c.withSessions()
+	known := map[hostsOn]bool{}
+	for len(waiting) > 0 {
+		hosts := waiting[len(waiting)-1]
+		waiting = waiting[:len(waiting)-1]
+		if known[hosts] {
+			continue
+		}
+		known[hosts] = true
+		for bits := range hosts.prefix.Bits() + 1 {
+			side := netip.PrefixFrom(hosts.prefix.Addr(), bits).Masked()
+			if i, ok := maps[hostsOn{side, hosts.outside}]; ok {
+				part := partOf(side, hosts.prefix)
+				c.tracked[i] = append(c.tracked[i], part)
+				m := c.file.Rules[i].Action.(rulefile.Map)
+				waiting = append(waiting, hostsOn{prefixOn(m.Inside, part), false}, hostsOn{prefixOn(m.Outside, part), true})
 			}
 		}
-		inside, outside = sortedOnce(inside), sortedOnce(outside)
 	}
 	for i := range c.file.Rules {
 		r := &c.file.Rules[i]
@@ -43,17 +57,16 @@ func (c *compiler) trackHosts() {
 	}
 }
 
-// trackParts finds those that are about these addresses. Each part is a prefix's.
-func (c *compiler) trackParts(inside, outside []netip.Prefix) {
-	c.tracked = map[int][]span{}
-	for i := range c.file.Rules {
-		if r := &c.file.Rules[i]; isStateless(r) {
-			m := r.Action.(rulefile.Map)
-			if spans := append(among(m.Inside, inside), among(m.Outside, outside)...); spans != nil {
-				c.tracked[i] = spans
-			}
-		}
-	}
+// hostsOn are internal or external addresses of hosts.
+type hostsOn struct {
+	prefix  netip.Prefix
+	outside bool
+}
+
+// partOf is the part of a prefix that another one in it is, as numbers from its first address.
+func partOf(side, in netip.Prefix) span {
+	first, part := number(side.Addr()), rulefile.RangeOf(in)
+	return span{first: number(part.First) - first, last: number(part.Last) - first}
 }
 
 // prefixOn is the prefix of a part on a side of a map.
@@ -61,47 +74,26 @@ func prefixOn(side netip.Prefix, part span) netip.Prefix {
 	return netip.PrefixFrom(onSide(side, part).First, 32-bits.Len32(part.last-part.first))
 }
 
-func sortedOnce(prefixes []netip.Prefix) []netip.Prefix {
-	slices.SortFunc(prefixes, netip.Prefix.Compare)
-	return slices.Compact(prefixes)
-}
-
-// withSessions are the internal and external addresses that rules with sessions are about, sorted.
-func (c *compiler) withSessions() (inside, outside []netip.Prefix) {
+// withSessions are the addresses that rules with sessions are about.
+func (c *compiler) withSessions() (hosts []hostsOn) {
 	host := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 32) }
 	for i := range c.file.Rules {
 		r := &c.file.Rules[i]
 		switch a := r.Action.(type) {
 		case rulefile.DNAT:
-			outside = append(outside, host(a.Address))
+			hosts = append(hosts, hostsOn{host(a.Address), true})
 			for _, t := range a.Targets {
-				inside = append(inside, host(t.Address))
+				hosts = append(hosts, hostsOn{host(t.Address), false})
 			}
 		case rulefile.Map:
 			if !a.Stateless {
-				inside, outside = append(inside, a.Inside), append(outside, a.Outside)
+				hosts = append(hosts, hostsOn{a.Inside, false}, hostsOn{a.Outside, true})
 			}
 		case rulefile.Masquerade, rulefile.SNAT:
-			inside = append(inside, sourceOf(r))
+			hosts = append(hosts, hostsOn{sourceOf(r), false})
 		}
 	}
-	return sortedOnce(inside), sortedOnce(outside)
-}
-
-// among gives those of some prefixes, which are sorted, that are a part of another, or all of it: what
-// is equal is bound to interfaces, so more special.
-func among(of netip.Prefix, sorted []netip.Prefix) (spans []span) {
-	all := rulefile.RangeOf(of)
-	first := number(all.First)
-	byFirst := func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) }
-	next, _ := slices.BinarySearchFunc(sorted, all.First, byFirst)
-	for ; next < len(sorted) && all.Contains(sorted[next].Addr()); next++ {
-		if p := sorted[next]; p.Bits() >= of.Bits() {
-			part := rulefile.RangeOf(p)
-			spans = append(spans, span{first: number(part.First) - first, last: number(part.Last) - first})
-		}
-	}
-	return spans
+	return hosts
 }
 
 // hostsText lists the first of some hosts of a network.
