@@ -69,8 +69,8 @@ func listRuleset(t *testing.T, h *netns.Handle) []byte {
 	return traceTable.ReplaceAll(list, nil)
 }
 
-// traceTable is what a trace puts into every namespace of the machine for as long as it runs.
-var traceTable = regexp.MustCompile(`(?m)^table inet natkit-trace-\d+ \{(.*\n)+?\}\n`)
+// traceTable is what traces put into every namespace of the machine for as long as they run.
+var traceTable = regexp.MustCompile(`(?m)^table (inet|ip6?) natkit-trace-\d+ \{(.*\n)+?\}\n`)
 
 // The native tool reads every rule back as the text a person would have written.
 func TestGolden(t *testing.T) {
