@@ -23,10 +23,13 @@ import (
 )
 
 // action is one thing that a scenario does: it changes the lab, starts a server or
-// adds traffic. Traffic is an action, too, that sends until its context ends.
+// adds traffic. Traffic is an action, too, that sends until its context ends. What makes an
+// action of many calls in the tables is not inlined: each would have a copy of it, 0.2 MB in all.
 type action func(ctx context.Context, s *faultRun) error
 
 // do does one after the other, up to the first that fails.
+//
+//go:noinline
 func do(actions ...action) action {
 	return func(ctx context.Context, s *faultRun) error {
 		for _, a := range actions {
@@ -76,6 +79,8 @@ func (s *faultRun) node(role string) *lab.Node {
 }
 
 // on runs shell commands in the namespace of a node.
+//
+//go:noinline
 func on(role string, lines ...string) action {
 	return func(ctx context.Context, s *faultRun) error {
 		for _, line := range lines {
@@ -129,6 +134,8 @@ func nftText(text string) action {
 
 // follow runs those commands of the finding's remedy that contain one of the words, in
 // their order: exactly as the finding gives them.
+//
+//go:noinline
 func follow(words ...string) action {
 	return func(ctx context.Context, s *faultRun) error {
 		followed := 0
@@ -247,6 +254,8 @@ var ofFill = conntrack.Filter{Dst: netip.PrefixFrom(fillDest.Addr(), 32)}
 
 // fill adds entries to the watched namespace's table, a share of its limit less
 // so many; a share of 1 is what has room yet. Each call takes sources of its own.
+//
+//go:noinline
 func fill(part float64, less int, sources string, o conntrack.FillOptions) action {
 	return func(ctx context.Context, s *faultRun) error {
 		return s.watched.Do(func() error {
@@ -277,6 +286,8 @@ func fill(part float64, less int, sources string, o conntrack.FillOptions) actio
 
 // empty removes entries as the finding's own conntrack -D would, by netlink: a
 // table of hundreds of thousands takes that program too long.
+//
+//go:noinline
 func empty(which conntrack.Filter) action {
 	return func(ctx context.Context, s *faultRun) error {
 		i := slices.IndexFunc(s.found.Remedy, func(line string) bool { return strings.Contains(line, "conntrack -D") })

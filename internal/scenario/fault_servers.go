@@ -28,6 +28,8 @@ import (
 func serve(o lab.HTTPServerOptions) action { return serveAt(lab.RoleServer, ":80", o) }
 
 // serveAt answers HTTP at an address of a node.
+//
+//go:noinline
 func serveAt(role, addr string, o lab.HTTPServerOptions) action {
 	return func(ctx context.Context, s *faultRun) error {
 		server, err := s.node(role).ServeHTTP(ctx, addr, o)

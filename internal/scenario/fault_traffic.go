@@ -20,6 +20,8 @@ import (
 // What the scenarios send: traffic that is bounded, from the client where nothing else is said.
 
 // send lets traffic flow while the doctor watches, from now on.
+//
+//go:noinline
 func send(traffic ...action) action {
 	return func(_ context.Context, s *faultRun) error {
 		s.traffic = append(s.traffic, traffic...)
@@ -96,6 +98,7 @@ func requests(url string, rate float64) action {
 	return pages(bench.HTTPOptions{URL: url, Rate: rate, Concurrency: 500})
 }
 
+//go:noinline
 func pages(o bench.HTTPOptions) action {
 	return func(ctx context.Context, s *faultRun) error {
 		o := o
@@ -116,6 +119,8 @@ func datagrams(to string, flows int, perSecond float64) action {
 }
 
 // datagramsFrom is datagrams with a source address and a size.
+//
+//go:noinline
 func datagramsFrom(from, to string, flows int, perSecond float64, size int) action {
 	return func(ctx context.Context, s *faultRun) error {
 		var socks []*net.UDPConn
@@ -151,6 +156,8 @@ func datagramsFrom(from, to string, flows int, perSecond float64, size int) acti
 
 // spray sends one datagram to each of so many ports of an address, as a scan does, at
 // most perSecond of them, and ends.
+//
+//go:noinline
 func spray(to string, ports, perSecond int) action {
 	return func(ctx context.Context, s *faultRun) error {
 		var c *net.UDPConn
