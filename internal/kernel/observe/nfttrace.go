@@ -76,13 +76,8 @@ func OpenRuleTrace(place HookedPlace, f PacketFilter) (*RuleTrace, error) {
 		return nil, err
 	}
 	defer h.Close()
-	t := &RuleTrace{ref: place.Ref, inode: place.Inode, filter: f, family: unix.NFPROTO_INET, known: map[snapshot.TraceTuple]bool{}}
-	four, known := f.family4()
-	if place.Tracks4 && (four || !known) {
-		t.tracked = append(t.tracked, unix.NFPROTO_IPV4)
-	}
-	if place.Tracks6 && (!four || !known) {
-		t.tracked = append(t.tracked, unix.NFPROTO_IPV6)
+	t := &RuleTrace{
+		ref: place.Ref, inode: place.Inode, filter: f, family: unix.NFPROTO_INET, tracked: f.families(place.Tracks4, place.Tracks6), known: map[snapshot.TraceTuple]bool{},
 	}
 	if err := t.open(h); err != nil {
 		return nil, err

@@ -71,8 +71,19 @@ type HookedPlace struct {
 
 // Tracks says whether connection tracking is on in a namespace for connections of the filter.
 func (f PacketFilter) Tracks(place HookedPlace) bool {
+	return len(f.families(place.Tracks4, place.Tracks6)) > 0
+}
+
+// families are those that a namespace has and the filter may be about.
+func (f PacketFilter) families(has4, has6 bool) (out []uint8) {
 	four, known := f.family4()
-	return place.Tracks4 && (four || !known) || place.Tracks6 && (!four || !known)
+	if has4 && (four || !known) {
+		out = append(out, unix.NFPROTO_IPV4)
+	}
+	if has6 && (!four || !known) {
+		out = append(out, unix.NFPROTO_IPV6)
+	}
+	return out
 }
 
 // family4 says whether the filter is about IPv4, if it is about one family.

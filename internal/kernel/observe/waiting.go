@@ -27,12 +27,8 @@ func OpenWaiting(place HookedPlace, f PacketFilter) (out []*RuleTrace, err error
 		return nil, err
 	}
 	defer h.Close()
-	for _, family := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
-		four := family == unix.NFPROTO_IPV4
+	for _, family := range f.families(place.NAT4, place.NAT6) {
 		t := &RuleTrace{ref: place.Ref, inode: place.Inode, filter: f, family: family, waits: true, known: map[snapshot.TraceTuple]bool{}}
-		if wants, known := t.filter.family4(); four && !place.NAT4 || !four && !place.NAT6 || known && wants != four {
-			continue
-		}
 		if err := t.open(h); err != nil {
 			for _, t := range out {
 				err = errors.Join(err, t.Close())
