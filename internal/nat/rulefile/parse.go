@@ -364,7 +364,7 @@ func (r *reader) pool(e entry) Pool {
 		case "drain":
 			for _, element := range r.elements(e.value, "drain") {
 				if addresses, ok := r.addresses(element); ok {
-					r.file.positions["drain "+addresses.String()] = position(element)
+					r.file.positions["drain "+p.Name+" "+addresses.String()] = position(element)
 					p.Drain = append(p.Drain, addresses)
 				}
 			}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
 )
@@ -42,7 +43,8 @@ func whyNoAddress(s string) string {
 		return ": there is a space in it"
 	}
 	if i := strings.IndexFunc(s, unicode.IsControl); i >= 0 {
-		return fmt.Sprintf(": there is a control character in it, %U", s[i])
+		c, _ := utf8.DecodeRuneInString(s[i:])
+		return fmt.Sprintf(": there is a control character in it, %U", c)
 	}
 	if strings.ContainsFunc(s, func(c rune) bool { return !(c >= '0' && c <= '9' || c == '.') }) {
 		return ": it has numbers and dots only, and names of hosts are not looked up"
@@ -331,7 +333,7 @@ func (r *reader) silent(n *yaml.Node) bool {
 	return s == "none"
 }
 
-// number reads a decimal number. With a zero before it YAML 1.1 means octal and YAML 1.2 decimal: it is refused.
+// number reads a decimal number; 0 after a complaint. With a zero before it YAML 1.1 means octal and YAML 1.2 decimal: it is refused.
 func (r *reader) number(e entry, least, most int) int {
 	s := r.word(e.value, e.name)
 	n, err := strconv.ParseUint(s, 10, 63)
@@ -341,8 +343,10 @@ func (r *reader) number(e entry, least, most int) int {
 		r.fail(e.value, "%s: a number begins with no zero, and %q does", e.name, s)
 	case err != nil || n < uint64(least) || n > uint64(most):
 		r.fail(e.value, "%s is a number from %d to %d, and not %q", e.name, least, most, s)
+	default:
+		return int(n)
 	}
-	return int(n)
+	return 0
 }
 
 func (r *reader) duration(n *yaml.Node, what string) (time.Duration, bool) {

@@ -37,7 +37,7 @@ var pcpKeys = []string{"on", "lifetime", "mappings_per_subscriber"}
 
 func (r *reader) pcp(n *yaml.Node) {
 	p := PCP{MinLifetime: defaultMinLifetime, MaxLifetime: defaultMaxLifetime, PerSubscriber: defaultPCPMappings}
-	listed := false
+	listed, before := false, r.count
 	for _, e := range r.entries(n, "pcp") {
 		switch e.name {
 		case "on":
@@ -51,7 +51,7 @@ func (r *reader) pcp(n *yaml.Node) {
 			r.unknown(e, "pcp", pcpKeys...)
 		}
 	}
-	if !listed && r.count == 0 {
+	if !listed && r.count == before {
 		r.fail(n, "pcp needs the key on: inside interfaces whose hosts may ask for mappings, as in {on: [eth1]}")
 	}
 	r.file.PCP = p

@@ -228,7 +228,11 @@ func (r *reader) classMembers(n *yaml.Node, name string) (of []netip.Prefix) {
 		if !ok {
 			continue
 		}
-		r.file.positions["class "+p.String()] = position(element)
+		if slices.Contains(of, p) {
+			r.fail(element, "%s is listed twice", p)
+			continue
+		}
+		r.file.positions["class "+name+" "+p.String()] = position(element)
 		of = append(of, p)
 	}
 	return of
@@ -236,6 +240,7 @@ func (r *reader) classMembers(n *yaml.Node, name string) (of []netip.Prefix) {
 
 func (r *reader) blocks(n *yaml.Node) (b Blocks) {
 	b.AtMost = MaxExtraBlocks
+	before := r.count
 	for _, e := range r.entries(n, "blocks") {
 		switch e.name {
 		case "size":
@@ -251,7 +256,7 @@ func (r *reader) blocks(n *yaml.Node) (b Blocks) {
 		}
 	}
 	if b.Size == 0 {
-		if r.count == 0 {
+		if r.count == before {
 			r.fail(n, "blocks need a size, as in {size: 512}")
 		}
 		return Blocks{}
@@ -286,7 +291,7 @@ func (r *reader) shares() {
 	in := map[netip.Prefix]string{}
 	for _, c := range s.Classes {
 		for _, p := range c.Of {
-			at := cmp.Or(r.file.at("class "+p.String()), c.Position)
+			at := cmp.Or(r.file.at("class "+c.Name+" "+p.String()), c.Position)
 			if other, known := in[p]; known {
 				r.add(at, "%s is in class %s and in class %s", p, other, c.Name)
 			}
@@ -384,7 +389,7 @@ func (r *reader) drained() {
 		p := &r.file.Pools[i]
 		for _, drain := range p.Drain {
 			if !slices.ContainsFunc(p.Addresses, func(a AddressRange) bool { return a.Contains(drain.First) && a.Contains(drain.Last) }) {
-				r.add(cmp.Or(r.file.at("drain "+drain.String()), p.Position), "pool %s drains %s, which is not among its addresses", p.Name, drain)
+				r.add(cmp.Or(r.file.at("drain "+p.Name+" "+drain.String()), p.Position), "pool %s drains %s, which is not among its addresses", p.Name, drain)
 			}
 		}
 	}
