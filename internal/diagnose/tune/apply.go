@@ -48,6 +48,9 @@ func Apply(ctx context.Context, p *Plan, o ApplyOptions) (*Record, error) {
 		return nil, err
 	}
 	defer target.close()
+	if !target.isOf(p.Netns) {
+		return nil, errors.New("the plan is about another network namespace than the one that natkit runs in: run natkit there, or read the facts with --netns, which names it")
+	}
 	if o.Persist && !target.initial() {
 		return nil, errors.New("settings persist for the initial network namespace only: sysctl.d and udev rules apply to no other")
 	}

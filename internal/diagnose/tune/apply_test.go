@@ -652,3 +652,35 @@ func TestDamagedJournal(t *testing.T) {
 	}
 	f.expect(map[string]string{timeWait: "30"})
 }
+
+// A plan without a name is about the namespace of whoever read its facts: in another one nothing is changed.
+func TestApplyElsewhere(t *testing.T) {
+	own := (&space{}).handle.Inode()
+	for _, c := range []struct {
+		about   string
+		netns   snapshot.Netns
+		initial bool // what natkit runs in
+		refused bool
+	}{
+		{"facts that do not say it", snapshot.Netns{}, true, false},
+		{"of the initial one", snapshot.Netns{Inode: 7, Init: true}, true, false},
+		{"of the initial one, in another", snapshot.Netns{Inode: 7, Init: true}, false, true},
+		{"of this one", snapshot.Netns{Inode: own}, false, false},
+		{"of another one", snapshot.Netns{Inode: 7}, false, true},
+		{"of another one, in the initial one", snapshot.Netns{Inode: 7}, true, true},
+	} {
+		f := newFiles(t, map[string]string{forward: "0"})
+		if !c.initial {
+			if err := os.Remove(filepath.Join(f.root, onlyInitial)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := planOf(forward + "=1")
+		p.Netns = c.netns
+		_, err := Apply(t.Context(), p, ApplyOptions{Place: f.Place})
+		if refused := err != nil && strings.Contains(err.Error(), "another network namespace"); refused != c.refused || !refused && err != nil {
+			t.Errorf("%s: %v", c.about, err)
+		}
+		f.expect(map[string]string{forward: map[bool]string{true: "0", false: "1"}[c.refused]})
+	}
+}

@@ -125,6 +125,18 @@ func (s *space) initial() bool {
 	}) == nil
 }
 
+// isOf says whether a plan's namespace is this one. A name says that by itself; where a plan has none, it is that of whoever
+// read the facts.
+func (s *space) isOf(n snapshot.Netns) bool {
+	switch {
+	case s.ref != "" || n.Inode == 0: // or not known
+		return true
+	case n.Init: // its number is another one on another kernel
+		return s.initial()
+	}
+	return s.handle.Inode() == n.Inode
+}
+
 func (s *space) where() string {
 	if s.ref == "" {
 		return ""
