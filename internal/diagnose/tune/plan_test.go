@@ -110,6 +110,10 @@ func TestMakePlan(t *testing.T) {
 			"ipv4.conf.eth0/5.rp_filter >2 0\n"},
 
 		{"TIME_WAIT in a table with room harms nobody", machine(states(100000, map[string]uint64{"TIME_WAIT": 90000})), nil, 0, ""},
+		{"nor in one without a limit", machine(func(s *snapshot.Snapshot) {
+			states(140000, map[string]uint64{"TIME_WAIT": 90000})(s)
+			s.Conntrack.Max = 0
+		}), nil, 0, ""},
 		{"TIME_WAIT under pressure", machine(states(140000, map[string]uint64{"TIME_WAIT": 90000, "ESTABLISHED": 20000})), nil, 0,
 			"netfilter.nf_conntrack_tcp_timeout_time_wait 120>30 0\n"},
 		{"dead connections", machine(states(200000, map[string]uint64{"ESTABLISHED": 120000, "SYN_SENT": 70000})), nil, 0,

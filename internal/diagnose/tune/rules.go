@@ -49,7 +49,7 @@ func bucketsRule(ct *snapshot.Conntrack, limit uint64) (snapshot.Setting, bool) 
 // and by how much. They need a dump of the table.
 func timeoutRules(s *snapshot.Snapshot) []snapshot.Setting {
 	ct := s.Conntrack
-	if ct == nil || ct.Table == nil || ct.Table.Entries == 0 || float64(ct.Count) < pressed*float64(ct.Max) {
+	if ct == nil || ct.Table == nil || ct.Table.Entries == 0 || ct.Max == 0 || float64(ct.Count) < pressed*float64(ct.Max) {
 		return nil
 	}
 	var out []snapshot.Setting

@@ -247,14 +247,14 @@ func (p *page) tuneMemory(m *tune.Memory) {
 	p.b.WriteString("\nThe connection tracking table\n")
 	rows := [][]string{{"", "entries", "full in", "limit", "buckets", "chain when full", "memory when full", ""}}
 	row := func(name string, t tune.Table) {
-		share, limit := "", "none"
+		limit, chain, bytes, share := "none", "-", "-", "" // without a limit it is never full
 		if t.Max > 0 {
-			limit = fmt.Sprint(t.Max)
+			limit, chain, bytes = fmt.Sprint(t.Max), fmt.Sprintf("%.1f", t.Chain), size.Of(t.Bytes)
+			if m.RAMBytes > 0 {
+				share = percent.Of(ratioOf(t.Bytes, m.RAMBytes), 1) + " of " + size.Of(m.RAMBytes)
+			}
 		}
-		if m.RAMBytes > 0 {
-			share = percent.Of(ratioOf(t.Bytes, m.RAMBytes), 1) + " of " + size.Of(m.RAMBytes)
-		}
-		rows = append(rows, []string{name, fmt.Sprint(t.Entries), fullIn(t), limit, fmt.Sprint(t.Buckets), fmt.Sprintf("%.1f", t.Chain), size.Of(t.Bytes), share})
+		rows = append(rows, []string{name, fmt.Sprint(t.Entries), fullIn(t), limit, fmt.Sprint(t.Buckets), chain, bytes, share})
 	}
 	row("now", m.Now)
 	if changed {

@@ -60,6 +60,7 @@ func TestTunePlanText(t *testing.T) {
 		}), []snapshot.Setting{{Name: "net.netfilter.nf_conntrack_acct", Value: "0", Code: "conntrack-accounting", Reason: "each of 12000 entries carries what nf_conntrack_acct counts",
 			If: "no program here reads what entries count"}}, nil},
 		{"tune-plan-nothing.txt", tuneFacts(func(s *snapshot.Snapshot) { s.Conntrack.Count, s.Conntrack.CountStart = 10, 10 }), nil, nil},
+		{"tune-plan-no-limit.txt", tuneFacts(func(s *snapshot.Snapshot) { s.Conntrack.Max = 0 }), nil, nil},
 		{"tune-plan-unjudged.txt", tuneFacts(func(s *snapshot.Snapshot) { s.Conntrack.Count, s.Conntrack.CountStart = 10, 10 }), nil, []string{"rule-drop"}},
 		{"tune-plan-engine.txt", tuneFacts(func(s *snapshot.Snapshot) {
 			s.Engine = &snapshot.Engine{Kind: "ebpf", File: "/etc/natkit.yaml", Sessions: 600, SessionsMax: 1000}
