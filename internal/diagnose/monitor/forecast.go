@@ -21,11 +21,13 @@ type Forecast struct {
 }
 
 const (
-	// trendOver is what a forecast rests on, trendLeast what it needs at least.
+	// trendOver is what a forecast is made from, trendLeast what it needs at least.
 	trendOver  = 10 * time.Minute
 	trendLeast = 2 * time.Minute
-	// leastLevels is how many levels a rate rests on: the error of one from fewer says nothing.
+	// leastLevels is how many levels a rate is made from: the error of one from fewer says nothing. trendLevels are kept however
+	// old they are, so that the last quarter has as many with long intervals, too.
 	leastLevels = 4
+	trendLevels = 4*leastLevels + 1
 
 	// leastGrowth is entries a second; less is noise.
 	leastGrowth = 0.5
@@ -86,11 +88,13 @@ func (r *Record) Score() (s Score) {
 
 // add takes the level of now and the limit, and says where that leads; nil where it does not grow.
 func (t *tableTrend) add(now time.Time, count, limit uint64) *Forecast {
-	if n := len(t.levels); n > 0 && !now.After(t.levels[n-1].At) { // the clock was set back
-		t.levels, t.made = nil, nil
+	if n := len(t.levels); n > 0 {
+		if since := now.Sub(t.levels[n-1].At); since <= 0 || since > trendOver { // the clock was set back, or nobody looked
+			t.levels, t.made = nil, nil
+		}
 	}
 	t.levels = append(t.levels, trend.Level{At: now, Entries: count})
-	for now.Sub(t.levels[0].At) > trendOver {
+	for len(t.levels) > trendLevels && now.Sub(t.levels[0].At) > trendOver {
 		t.levels = t.levels[1:]
 	}
 	t.check(now, float64(count))

@@ -513,6 +513,21 @@ func TestForecast(t *testing.T) {
 	if _, f := forecastOf(func(i int) float64 { return 100 * float64(i) }, 10, 50000); f != nil {
 		t.Error("a forecast from less than two minutes")
 	}
+	// With the longest interval, and a clock that is not exact.
+	var slow tableTrend
+	var f *Forecast
+	at := func(i int) time.Time {
+		return noon.Add(time.Duration(i)*5*time.Minute + time.Duration(r.IntN(50))*time.Millisecond)
+	}
+	for i := range trendLevels {
+		f = slow.add(at(i), uint64(1000+3000*i), 100000) // 10 a second
+	}
+	if f == nil || f.Full < 80*time.Minute || f.Full > 90*time.Minute {
+		t.Errorf("with intervals of five minutes: %+v", f)
+	}
+	if f = slow.add(at(trendLevels+3), 60000, 100000); f != nil {
+		t.Errorf("across a time in which nobody looked: %+v", f)
+	}
 	// More than a year is not at once.
 	if _, f := forecastOf(func(i int) float64 { return 1000 + 6*float64(i) }, 120, 1<<26); f != nil {
 		t.Errorf("a table of 2^26 entries that grows by 0.6 a second: full in %v", f.Full)
