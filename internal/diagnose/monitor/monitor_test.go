@@ -120,7 +120,7 @@ func TestNumberIsGivenAgain(t *testing.T) {
 	for _, inode := range []uint64{again, other} {
 		m.changedSettings(settings(inode, "1"))
 		m.attention.examined(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: inode}, Conntrack: &snapshot.Conntrack{Table: &snapshot.Table{Entries: 1}}}, true, noon)
-		m.tuner.harm[harmKey{inode, "x"}], m.tuner.wrote[settingKey{inode, "x"}] = []float64{1}, "1"
+		m.tuner.harm[harmKey{inode, "x"}], m.tuner.wrote[settingKey{inode, "x"}] = []loss{{rate: 1}}, "1"
 	}
 	m.tuner.trial = &trial{step: step{netns: snapshot.Netns{Inode: again}}, windows: 1}
 	held := m.collect().Len()

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"natkit/internal/diagnose/causes"
@@ -17,6 +16,7 @@ import (
 	"natkit/internal/diagnose/tune"
 	"natkit/internal/kernel/journal"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/percent"
 )
 
 // Tuning is how far the monitor goes about settings that its findings ask for.
@@ -76,7 +76,7 @@ type tuner struct {
 	review   *review
 	resting  map[settingKey]rest
 	wrote    map[settingKey]string // what it gave a setting last
-	harm     map[harmKey][]float64
+	harm     map[harmKey][]loss
 	proposed map[settingKey]history.Tuning
 	asked    map[settingKey]int // windows in a row, by the first setting of the step
 }
@@ -102,10 +102,10 @@ type trial struct {
 	step    step
 	id      string // of the journal
 	at      time.Time
-	before  float64 // what was lost a second, at most
-	worse   int     // windows in a row, by worseBy
+	before  loss // at most
+	worse   int  // windows in a row, by worseBy
 	windows int
-	after   float64         // what is lost a second
+	after   loss
 	worseBy int             // lossGrew or sideEffect, of the last window; 0: it was no worse
 	had     map[string]bool // side effects that were there before
 	gone    bool            // its namespace; another one may have its number
@@ -117,9 +117,9 @@ type trial struct {
 type review struct {
 	step    step
 	at      time.Time
-	after   float64 // what was lost a second with the change
+	after   loss // with the change
 	windows int
-	least   float64 // what is lost a second without it, in the best window
+	least   loss // without it, in the best window
 }
 
 // What was worse after a change.
@@ -144,7 +144,7 @@ type action struct {
 }
 
 func newTuner(mode Tuning, interval time.Duration) *tuner {
-	return &tuner{mode: mode, interval: interval, resting: map[settingKey]rest{}, wrote: map[settingKey]string{}, harm: map[harmKey][]float64{}, proposed: map[settingKey]history.Tuning{}, asked: map[settingKey]int{}}
+	return &tuner{mode: mode, interval: interval, resting: map[settingKey]rest{}, wrote: map[settingKey]string{}, harm: map[harmKey][]loss{}, proposed: map[settingKey]history.Tuning{}, asked: map[settingKey]int{}}
 }
 
 // remembers takes what earlier processes changed, oldest first: when the last change was, and what settings were given,
@@ -227,15 +227,19 @@ func (t *tuner) next(s *snapshot.Snapshot, on []causes.Finding, now time.Time) *
 		return nil
 	}
 	plan, err := tune.MakeStep(s, wanted)
+	for err == nil && t.isTheirs(s, plan) { // then another purpose is the most important one
+		left := slices.DeleteFunc(slices.Clone(wanted), func(w snapshot.Setting) bool { return plan.Has(w.Name) })
+		if len(left) == len(wanted) {
+			return nil
+		}
+		wanted = left
+		plan, err = tune.MakeStep(s, wanted)
+	}
 	if err != nil || len(plan.Changes) == 0 {
 		return nil
 	}
 	out := &step{plan: plan, netns: s.Netns}
 	for _, c := range plan.Changes {
-		// Somebody else has changed it since: it is theirs.
-		if wrote, ok := t.wrote[t.key(s, c.Setting)]; ok && wrote != c.Old {
-			return nil
-		}
 		if i := slices.IndexFunc(on, func(f causes.Finding) bool { return f.Code == c.Code }); i >= 0 && out.code == "" {
 			out.code, out.why = c.Code, on[i].Title
 		}
@@ -244,6 +248,14 @@ func (t *tuner) next(s *snapshot.Snapshot, on []causes.Finding, now time.Time) *
 		return nil
 	}
 	return out
+}
+
+// isTheirs says whether somebody else has changed a setting of a plan since natkit did.
+func (t *tuner) isTheirs(s *snapshot.Snapshot, plan *tune.Plan) bool {
+	return slices.ContainsFunc(plan.Changes, func(c tune.Change) bool {
+		wrote, ok := t.wrote[t.key(s, c.Setting)]
+		return ok && wrote != c.Old
+	})
 }
 
 // key is a setting as this namespace sees it.
@@ -260,12 +272,34 @@ func scarce(s *snapshot.Snapshot) bool {
 	return h.MemoryBytes > 0 && h.AvailableBytes > 0 && float64(h.AvailableBytes) < leastMemory*float64(h.MemoryBytes)
 }
 
-// lost is what a finding has lost a second; below 1 a window it says how near a limit is.
-func lost(s *snapshot.Snapshot, f causes.Finding) float64 {
+// loss is what a finding loses, or, where that is nothing yet, how near it is to that.
+type loss struct {
+	rate float64 // packets or connections a second
+	near float64 // share of the limit
+}
+
+func lost(s *snapshot.Snapshot, f causes.Finding) loss {
 	if f.Impact < 1 {
-		return f.Impact
+		return loss{near: f.Impact}
 	}
-	return f.Impact / max(s.WindowSeconds, 0.1)
+	return loss{rate: f.Impact / max(s.WindowSeconds, 0.1)}
+}
+
+// size is a number by which losses are compared.
+func (l loss) size() float64 { return l.rate + l.near }
+
+func (l loss) compare(m loss) int { return cmp.Compare(l.size(), m.size()) }
+
+func (l loss) String() string {
+	switch {
+	case l.rate >= 100:
+		return strconv.FormatFloat(l.rate, 'f', 0, 64) + " a second"
+	case l.rate > 0:
+		return strconv.FormatFloat(l.rate, 'g', 3, 64) + " a second"
+	case l.near > 0:
+		return "nothing, at " + percent.Whole(l.near) + " of the limit"
+	}
+	return "nothing"
 }
 
 // remember keeps what each finding has lost in the last windows.
@@ -282,8 +316,8 @@ func (t *tuner) remember(s *snapshot.Snapshot, shown []causes.Finding) {
 		if key.inode != s.Netns.Inode || seen[key.code] {
 			continue
 		}
-		values = append(values, 0)
-		if t.harm[key] = values[max(0, len(values)-most):]; slices.Max(t.harm[key]) == 0 {
+		values = append(values, loss{})
+		if t.harm[key] = values[max(0, len(values)-most):]; slices.MaxFunc(t.harm[key], loss.compare).size() == 0 {
 			delete(t.harm, key)
 		}
 	}
@@ -346,7 +380,7 @@ func (t *tuner) changed(p *step, r *tune.Record, err error, now time.Time) []his
 	made.Changes = r.Changes
 	n := &trial{step: step{&made, p.netns, p.code, p.why}, id: r.ID, at: now, before: t.most(p.netns.Inode, p.code), had: map[string]bool{}}
 	for _, code := range sideEffects {
-		n.had[code] = t.most(p.netns.Inode, code) > 0
+		n.had[code] = t.most(p.netns.Inode, code).size() > 0
 	}
 	for _, c := range r.Changes {
 		t.wrote[t.keyOf(p.netns.Inode, c.Setting)] = c.New
@@ -362,12 +396,12 @@ func (t *tuner) keyOf(inode uint64, setting string) settingKey {
 	return settingKey{inode, setting}
 }
 
-// most is what a finding has lost a second in the last windows, at most.
-func (t *tuner) most(inode uint64, code string) float64 {
+// most is what a finding has lost in the last windows, at most.
+func (t *tuner) most(inode uint64, code string) loss {
 	if values := t.harm[harmKey{inode, code}]; len(values) > 0 {
-		return slices.Max(values)
+		return slices.MaxFunc(values, loss.compare)
 	}
-	return 0
+	return loss{}
 }
 
 // leave lets the settings of a step alone for a while, longer each time.
@@ -389,7 +423,7 @@ func (t *tuner) measure(s *snapshot.Snapshot, shown []causes.Finding, now time.T
 		return nil, nil // the change was made in the middle of it
 	}
 	n.windows++
-	n.after = 0
+	n.after = loss{}
 	why, by := "", 0
 	for _, f := range shown {
 		if f.Code == n.step.code {
@@ -399,8 +433,8 @@ func (t *tuner) measure(s *snapshot.Snapshot, shown []causes.Finding, now time.T
 			why, by = "it brought about "+f.Code+": "+f.Title, sideEffect
 		}
 	}
-	if n.after > harmFactor*n.before+harmSlack {
-		why, by = fmt.Sprintf("%s a second are lost after it, %s before", number(n.after), number(n.before)), cmp.Or(by, lossGrew)
+	if n.after.size() > harmFactor*n.before.size()+harmSlack {
+		why, by = n.effect(), cmp.Or(by, lossGrew)
 	}
 	if scarce(s) {
 		why, by = "less than a tenth of the memory is available", sideEffect
@@ -419,8 +453,10 @@ func (t *tuner) measure(s *snapshot.Snapshot, shown []causes.Finding, now time.T
 
 func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
 
-// number is a rate in few digits.
-func number(x float64) string { return strconv.FormatFloat(x, 'g', 3, 64) }
+// effect is what the change has brought.
+func (n *trial) effect() string {
+	return fmt.Sprintf("lost after it: %s; before: %s", n.after, n.before)
+}
 
 // due decides about a change when there is no time for another window.
 func (t *tuner) due(now time.Time) (*action, []history.Tuning) {
@@ -437,12 +473,9 @@ func (t *tuner) due(now time.Time) (*action, []history.Tuning) {
 	case n.worse > 0 && (n.worseBy == sideEffect || n.worse == n.windows): // there is no time to see whether it stays so
 		return t.takeBack("the last window after it was worse than those before"), nil
 	}
-	why := fmt.Sprintf("%s a second are lost after it, %s before", number(n.after), number(n.before))
-	if n.after == 0 {
-		why = strings.Replace(why, "0 a second are", "nothing is", 1)
-	}
+	why := n.effect()
 	t.trial = nil
-	if n.after > helpedShare*n.before {
+	if n.after.size() > helpedShare*n.before.size() {
 		// More of the same would not help either: the next step is for a load that has grown.
 		t.leave(&n.step, now)
 		t.last = now
@@ -457,16 +490,16 @@ func (t *tuner) acquit(s *snapshot.Snapshot, shown []causes.Finding, now time.Ti
 	if r == nil || r.step.netns.Inode != s.Netns.Inode || s.TakenAt.Add(-seconds(s.WindowSeconds)).Before(r.at.Add(-time.Second)) {
 		return nil
 	}
-	loses := 0.0
+	loses := loss{}
 	for _, f := range shown {
 		if f.Code == r.step.code {
 			loses = lost(s, f)
 		}
 	}
-	if r.windows++; r.windows == 1 || loses < r.least {
+	if r.windows++; r.windows == 1 || loses.size() < r.least.size() {
 		r.least = loses
 	}
-	if r.least < acquitShare*r.after || now.Sub(r.at) > tuneApart {
+	if r.least.size() < acquitShare*r.after.size() || now.Sub(r.at) > tuneApart {
 		t.review = nil
 		return nil
 	}
@@ -477,7 +510,7 @@ func (t *tuner) acquit(s *snapshot.Snapshot, shown []causes.Finding, now time.Ti
 	for _, c := range r.step.plan.Changes {
 		delete(t.resting, t.keyOf(s.Netns.Inode, c.Setting))
 	}
-	why := fmt.Sprintf("%s a second are lost without it, too (%s with it): the load has grown", number(r.least), number(r.after))
+	why := fmt.Sprintf("lost without it, too: %s (with it: %s): the load has grown", r.least, r.after)
 	return r.step.tunings(history.NotTheCause, why, "", now)
 }
 
@@ -513,7 +546,7 @@ func (t *tuner) tookBack(why string, err error, now time.Time) []history.Tuning 
 
 // gone forgets namespaces that are no more. A change of one is decided when it is due.
 func (t *tuner) gone(is func(inode uint64) bool) {
-	maps.DeleteFunc(t.harm, func(key harmKey, _ []float64) bool { return is(key.inode) })
+	maps.DeleteFunc(t.harm, func(key harmKey, _ []loss) bool { return is(key.inode) })
 	maps.DeleteFunc(t.asked, func(key settingKey, _ int) bool { return is(key.inode) })
 	maps.DeleteFunc(t.proposed, func(key settingKey, _ history.Tuning) bool { return is(key.inode) })
 	maps.DeleteFunc(t.resting, func(key settingKey, _ rest) bool { return key.inode != 0 && is(key.inode) })

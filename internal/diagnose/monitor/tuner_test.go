@@ -225,7 +225,7 @@ func TestTunerTakesBack(t *testing.T) {
 		t.Errorf("changes at %v", m.times)
 	}
 	for _, c := range m.changes {
-		if c.Kind == history.TakenBack && (c.Setting == limitSetting && (c.Old != "131072" || c.New != "65536") || !strings.Contains(c.Why, "a second are lost after it")) {
+		if c.Kind == history.TakenBack && (c.Setting == limitSetting && (c.Old != "131072" || c.New != "65536") || !strings.Contains(c.Why, "lost after it: ")) {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -493,5 +493,52 @@ func TestTunerRemembersNamespaces(t *testing.T) {
 	}, noon, func(c tune.Change) bool { return c.Space.Inode != 3 })
 	if want := map[settingKey]string{{1, setting}: "1024"}; !reflect.DeepEqual(tuner.wrote, want) {
 		t.Errorf("%v, want %v", tuner.wrote, want)
+	}
+}
+
+// What somebody else has changed since holds up no other setting that findings ask for.
+func TestTunerTakesTheNextPurpose(t *testing.T) {
+	const backlog = "net.core.netdev_max_backlog"
+	asks := func(code, setting, value string) causes.Finding {
+		return causes.Finding{Code: code, Severity: causes.Warning, Title: code, Settings: []snapshot.Setting{{Name: setting, Value: value}}}
+	}
+	on := []causes.Finding{asks("conntrack-table-full", limitSetting, "131072"), asks("cpu-backlog-full", backlog, "2000")}
+	s := &snapshot.Snapshot{TakenAt: noon, Netns: snapshot.Netns{Init: true, Inode: 1}, Host: snapshot.Host{MemoryBytes: 4 << 30},
+		Conntrack: &snapshot.Conntrack{Count: 65536, Max: 65536, Buckets: 65536}, Sysctls: map[string]string{backlog: "1000"}}
+	for _, test := range []struct {
+		about string
+		wrote map[settingKey]string
+		want  string // the setting of the step
+	}{
+		{"nothing was changed yet", nil, bucketsSetting},
+		{"the limit is as it was given", map[settingKey]string{{0, limitSetting}: "65536"}, bucketsSetting},
+		{"somebody else has the limit", map[settingKey]string{{0, limitSetting}: "262144"}, backlog},
+		{"and the backlog", map[settingKey]string{{0, limitSetting}: "262144", {0, backlog}: "3000"}, ""},
+	} {
+		tuner := newTuner(TuneApply, 10*time.Second)
+		tuner.wrote = test.wrote
+		got := ""
+		if next := tuner.next(s, on, noon); next != nil {
+			got = next.plan.Changes[0].Setting
+		}
+		if got != test.want {
+			t.Errorf("%s: %q, want %q", test.about, got, test.want)
+		}
+	}
+}
+
+// A table that is nearly full has lost nothing: a share of its limit is no rate.
+func TestTunerNearlyFull(t *testing.T) {
+	m := simulate(t, TuneApply, func(time.Duration) float64 { return 63000 }).run(10 * time.Minute)
+	if got := strings.Join(m.kinds(), ", "); got != "applied 131072, kept 131072" {
+		t.Fatal(got)
+	}
+	if why, want := m.changes[len(m.changes)-1].Why, "lost after it: nothing; before: nothing, at 96 % of the limit"; why != want {
+		t.Errorf("%q, want %q", why, want)
+	}
+	for l, want := range map[loss]string{{rate: 0.3}: "0.3 a second", {rate: 5000}: "5000 a second", {rate: 12345.6}: "12346 a second"} {
+		if got := l.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }

@@ -65,12 +65,12 @@ func MakePlan(s *snapshot.Snapshot, o PlanOptions) (*Plan, error) {
 		p.want(w)
 	}
 	for _, w := range timeoutRules(s) {
-		if !p.has(w.Name) {
+		if !p.plan.Has(w.Name) {
 			p.want(w)
 		}
 	}
 	// What one finding wants only on a condition another one may want anyway.
-	p.plan.Refused = slices.DeleteFunc(p.plan.Refused, func(r Refusal) bool { return r.If != "" && p.has(r.Setting) })
+	p.plan.Refused = slices.DeleteFunc(p.plan.Refused, func(r Refusal) bool { return r.If != "" && p.plan.Has(r.Setting) })
 	if ct := s.Conntrack; ct != nil {
 		p.sizeTable(ct, o.MemoryShare)
 	} else {
@@ -122,8 +122,6 @@ type planner struct {
 func (p *planner) index(name string) int {
 	return slices.IndexFunc(p.plan.Changes, func(c Change) bool { return c.Setting == name })
 }
-
-func (p *planner) has(name string) bool { return p.index(name) >= 0 }
 
 // want adds one change, unless the facts show that it is not needed.
 func (p *planner) want(w snapshot.Setting) {
@@ -241,11 +239,11 @@ func (p *planner) sizeTable(ct *snapshot.Conntrack, share float64) {
 	m.Growth = growth(p.facts)
 	m.Now = m.table(ct.Max, ct.Buckets)
 
-	if w, ok := limitRule(ct); ok && !p.has(settingMax) {
+	if w, ok := limitRule(ct); ok && !p.plan.Has(settingMax) {
 		p.want(w)
 	}
 	limit := p.planned(settingMax, ct.Max)
-	if w, ok := bucketsRule(ct, limit); ok && !p.has(settingBuckets) {
+	if w, ok := bucketsRule(ct, limit); ok && !p.plan.Has(settingBuckets) {
 		p.want(w)
 	}
 	m.Then = m.table(limit, p.planned(settingBuckets, ct.Buckets))

@@ -18,6 +18,7 @@
 package tune
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -117,6 +118,11 @@ type Plan struct {
 	Unseen []snapshot.Capability `json:"unseen"`
 	// Unjudged are the causes that may want a change and could not be judged, by their codes.
 	Unjudged []string `json:"unjudged_codes,omitempty"`
+}
+
+// Has says whether the plan changes a setting.
+func (p *Plan) Has(setting string) bool {
+	return slices.ContainsFunc(p.Changes, func(c Change) bool { return c.Setting == setting })
 }
 
 // State is what became of an apply.
