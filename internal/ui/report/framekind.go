@@ -40,8 +40,8 @@ type kindRule struct {
 // is wide.
 var kindTable = []kindRule{
 	{kindBPF, []string{"bpf"}, []string{"bpf_prog_", "bpf_trampoline", "__bpf_prog_", "bpf_dispatcher_", "cls_bpf_", "tcf_", "bpf_"}},
-	{kindNAT, []string{"nf_nat", "nft_nat", "nft_masq", "nft_redir", "nft_chain_nat", "xt_nat", "xt_masquerade", "xt_redirect", "iptable_nat", "ip6table_nat"},
-		[]string{"nf_nat_", "nft_nat_", "nft_masq_", "nft_redir_", "nf_xfrm_me_harder", "masquerade_", "xt_snat_", "xt_dnat_", "__nf_nat_", "iptable_nat_", "ip6table_nat_", "find_best_ips_proto", "nft_nat_do_chain", "manip_pkt"}},
+	{kindNAT, []string{"nf_nat", "nft_nat", "nft_masq", "nft_redir", "nft_chain_nat", "xt_nat", "xt_masquerade", "xt_redirect", "xt_netmap", "iptable_nat", "ip6table_nat"},
+		[]string{"nf_nat_", "nft_nat_", "nft_masq_", "nft_redir_", "nf_xfrm_me_harder", "masquerade_", "xt_snat_", "xt_dnat_", "__nf_nat_", "iptable_nat_", "ip6table_nat_", "find_best_ips_proto", "nft_nat_do_chain", "l4proto_manip_pkt", "redirect_tg", "netmap_tg"}},
 	{kindTracking, []string{"nf_conntrack", "nf_flow_table", "nf_defrag", "nft_ct", "nft_flow_offload", "xt_conntrack", "xt_ct", "nf_conncount"},
 		[]string{"nf_conntrack_", "__nf_conntrack_", "nf_ct_", "__nf_ct_", "ipv4_conntrack_", "ipv6_conntrack_", "nf_confirm", "ipv4_confirm", "ipv6_confirm", "nf_flow_", "nf_defrag_", "ipv4_conntrack_defrag",
 			"ctnetlink_", "resolve_normal_ct", "init_conntrack", "hash_conntrack", "tcp_in_window", "nft_ct_", "nft_flow_offload", "conntrack_", "early_drop", "gc_worker", "__nf_conncount", "nf_conncount", "get_next_corpse", "tcp_timeouts_"}},
@@ -59,18 +59,24 @@ var kindTable = []kindRule{
 }
 
 // kindOf tells what a function does. Its name decides before its module: what nat
-// calls in conntrack is conntrack's work.
+// calls in conntrack is conntrack's work. But many modules have functions that are
+// named after a protocol, as the stack's are.
 func kindOf(function, module string) frameKind {
-	for _, r := range kindTable {
-		if slices.ContainsFunc(r.functions, func(p string) bool { return strings.HasPrefix(function, p) }) {
-			return r.kind
-		}
+	kind := kindBy(function, func(r kindRule) []string { return r.functions })
+	if module == "" || kind != kindOther && kind != kindStack {
+		return kind
 	}
-	if module != "" {
-		for _, r := range kindTable {
-			if slices.ContainsFunc(r.modules, func(p string) bool { return strings.HasPrefix(module, p) }) {
-				return r.kind
-			}
+	if of := kindBy(strings.ToLower(module), func(r kindRule) []string { return r.modules }); of != kindOther {
+		return of
+	}
+	return kind
+}
+
+// kindBy is the kind of the first rule with a prefix of the name.
+func kindBy(name string, prefixes func(kindRule) []string) frameKind {
+	for _, r := range kindTable {
+		if slices.ContainsFunc(prefixes(r), func(p string) bool { return strings.HasPrefix(name, p) }) {
+			return r.kind
 		}
 	}
 	return kindOther
