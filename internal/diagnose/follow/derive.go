@@ -28,6 +28,10 @@ type book struct {
 	rules  *snapshot.Snapshot
 	chains map[chainName]*snapshot.Chain
 	taken  time.Time
+
+	// Of Dropped alone: rules with the sets that they ask, if any packet may be looked up in them.
+	asked   *snapshot.Snapshot
+	askedAt time.Time
 }
 
 // bookAge is how old a book must be to be read again: for a rule that it does not have, or for one that nobody reports.
@@ -77,6 +81,26 @@ func (b *book) read(drops []snapshot.Drop) (*snapshot.Snapshot, error) {
 	return probe.Rules(h, drops)
 }
 
+// forDrop are the rules with the sets that they ask, as far as a dropped packet needs them. To read thousands takes longer than
+// until the next packet: those of the packet before are used again, unless that is long ago. nil if the namespace can't be entered.
+func (b *book) forDrop(row snapshot.Drop) *snapshot.Snapshot {
+	if b.asked != nil && time.Since(b.askedAt) <= bookAge {
+		return b.asked
+	}
+	at := time.Now()
+	rules, _ := b.read([]snapshot.Drop{row}) // of what can't be read nothing is derived
+	b.asked, b.askedAt = rules, at
+	if rules != nil && !ofAnyPacket(rules.Sets) {
+		b.asked = nil
+	}
+	return rules
+}
+
+// ofAnyPacket says whether sets have all of their elements, and not only those that one packet met.
+func ofAnyPacket(sets []snapshot.Set) bool {
+	return !slices.ContainsFunc(sets, func(s snapshot.Set) bool { return s.Backend != "nft" || s.Size > len(s.Elements) })
+}
+
 // name completes what nftables reported: the hook of a base chain, the text of a rule.
 func (b *book) name(e *snapshot.TraceEvent) {
 	b.mu.Lock()
@@ -111,7 +135,7 @@ func (r *Run) Dropped(inode uint64, function string, p snapshot.DroppedPacket) [
 		return nil
 	}
 	row := snapshot.Drop{Count: 1, Location: function + "+0x0", Cause: snapshot.CauseRule, Packets: []snapshot.DroppedPacket{p}, Interface: p.In}
-	s, _ := b.read([]snapshot.Drop{row}) // of what can't be read nothing is derived
+	s := b.forDrop(row)
 	if s == nil {
 		return nil
 	}

@@ -13,6 +13,8 @@ import (
 	"natkit/internal/diagnose/trace"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/lab"
+	"natkit/internal/snapshot"
+	"natkit/internal/testutil/ktest"
 )
 
 func TestLeadsTo(t *testing.T) {
@@ -87,5 +89,43 @@ func TestRulesOfAnother(t *testing.T) {
 	b, err := newBook(netns.Place{Ref: l.NATNode().Netns, Inode: l.Node("client").Handle().Inode()})
 	if err == nil || len(b.current().Chains) > 0 {
 		t.Errorf("%v: %+v", err, b.current().Chains)
+	}
+}
+
+// Rules are read once for many drops, and again when that is long ago. What was read of a large set for one packet says nothing
+// of another.
+func TestDropsShareRules(t *testing.T) {
+	ktest.Root(t)
+	h, err := netns.Open("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	b := &book{place: netns.Place{Inode: h.Inode()}}
+	row := snapshot.Drop{Count: 1, Location: "nft_do_chain+0x0", Cause: snapshot.CauseRule,
+		Packets: []snapshot.DroppedPacket{{Text: "tcp 192.0.2.1:4000 -> 192.0.2.2:80 SYN", Stage: snapshot.StageArrived, In: "lo"}}}
+	first := b.forDrop(row)
+	if first == nil {
+		t.Fatal("the rules cannot be read")
+	}
+	b.askedAt = time.Now()
+	if b.forDrop(row) != first {
+		t.Error("the rules were read again at once")
+	}
+	b.askedAt = b.askedAt.Add(-2 * bookAge)
+	if b.forDrop(row) == first {
+		t.Error("the rules were not read again")
+	}
+	for _, c := range []struct {
+		set  snapshot.Set
+		want bool
+	}{
+		{snapshot.Set{Backend: "nft", Size: 1, Elements: make([]snapshot.Element, 1)}, true},
+		{snapshot.Set{Backend: "nft", Size: 1000, Elements: make([]snapshot.Element, 1)}, false},
+		{snapshot.Set{Backend: "ipset", Size: 1, Elements: make([]snapshot.Element, 1)}, false},
+	} {
+		if got := ofAnyPacket([]snapshot.Set{c.set}); got != c.want {
+			t.Errorf("%s set of %d: %v, want %v", c.set.Backend, c.set.Size, got, c.want)
+		}
 	}
 }
