@@ -22,9 +22,10 @@ func newHistoryCommand(e *env) *cobra.Command {
 		Long: `Show the findings that natkit monitor recorded: when each began and ended, and what
 changed in rules, routes, links and settings in the two minutes before.
 
-Times are local: 03:12 is the last time that it was 03:12; 2026-03-01 03:12 and
-RFC 3339 work too, and so do durations before now, such as 8h or 2d. For what was
-wrong at one time, with evidence and remedy, use natkit doctor --at.
+Times are local: 03:12 is the last time that it was 03:12, of --since the last time
+before --until; 2026-03-01 03:12 and RFC 3339 work too, and so do durations before
+now, such as 8h or 2d. For what was wrong at one time, with evidence and remedy, use
+natkit doctor --at.
 
 -o html is one self-contained page with the course of the night.`,
 		Example: `  natkit history
@@ -70,6 +71,11 @@ func spanOf(since, until string, now time.Time) (span history.Span, err error) {
 	if until != "" {
 		if span.To, err = parseMoment(until, now); err != nil {
 			return span, usagef("--until %w", err)
+		}
+	}
+	if _, err := parseAge(since); err != nil && span.To.Before(span.From) { // of 22:00 to 06:00, the 22:00 of the night before
+		if span.From, err = parseMoment(since, span.To); err != nil {
+			return span, usagef("--since %w", err)
 		}
 	}
 	if span.To.Before(span.From) {

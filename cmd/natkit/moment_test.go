@@ -52,3 +52,26 @@ func TestParseWritten(t *testing.T) {
 		}
 	}
 }
+
+// A night is the last one that is over, whenever somebody asks.
+func TestSpanOf(t *testing.T) {
+	at := func(day, hour int) time.Time { return time.Date(2026, 11, day, hour, 0, 0, 0, time.UTC) }
+	for _, c := range []struct {
+		since, until string
+		now          time.Time
+		from, to     time.Time // zero: refused
+	}{
+		{"22:00", "06:00", at(20, 9), at(19, 22), at(20, 6)},
+		{"22:00", "06:00", at(20, 23), at(19, 22), at(20, 6)},
+		{"22:00", "06:00", at(20, 2), at(18, 22), at(19, 6)},
+		{"06:00", "22:00", at(20, 23), at(20, 6), at(20, 22)},
+		{"22:00", "", at(20, 2), at(19, 22), at(20, 2)},
+		{"2026-11-20 12:00", "06:00", at(20, 13), time.Time{}, time.Time{}},
+		{"1h", "06:00", at(20, 9), time.Time{}, time.Time{}},
+	} {
+		span, err := spanOf(c.since, c.until, c.now)
+		if refused := err != nil; refused != c.from.IsZero() || !refused && (!span.From.Equal(c.from) || !span.To.Equal(c.to)) {
+			t.Errorf("%s to %s at %v: %v (%v)", c.since, c.until, c.now, span, err)
+		}
+	}
+}
