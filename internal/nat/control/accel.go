@@ -244,10 +244,18 @@ func (p *AccelPlan) gatherFlows(o AccelOptions) error {
 		if err != nil {
 			return err
 		}
-		p.Flows = max(min(most, DefaultAccelFlows), MinAccelFlows())
+		p.Flows = flowsFor(most)
 	}
 	p.make.AccelEntries = 2 * p.Flows
 	return nil
+}
+
+// flowsFor is how many flows are remembered where connection tracking may have so many; 0 is no limit.
+func flowsFor(most int) int {
+	if most == 0 {
+		most = DefaultAccelFlows
+	}
+	return max(min(most, DefaultAccelFlows), MinAccelFlows())
 }
 
 func settingNumber(name string) (int, error) {

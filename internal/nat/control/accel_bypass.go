@@ -12,6 +12,7 @@ import (
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
 	"natkit/internal/snapshot"
+	"natkit/internal/words/plural"
 )
 
 // accelBypassed lists what packets would go past if flows between these interfaces were
@@ -84,7 +85,7 @@ func bypassedPolicies() (out []Bypassed, err error) {
 		}
 	}
 	if n > 0 {
-		out = append(out, Bypassed{fmt.Sprintf("%d IPsec policies for forwarded packets", n), "packets that should have come encrypted, and did not, are let in with those of a flow that did"})
+		out = append(out, Bypassed{plural.Count(n, "IPsec policy") + " for forwarded packets", "packets that should have come encrypted, and did not, are let in with those of a flow that did"})
 	}
 	return out, err
 }

@@ -841,7 +841,7 @@ func TestAccelBypass(t *testing.T) {
 		got = append(got, p.What)
 	}
 	want := []string{"chain ip filter/forward", "chain ip filter/chain-of-it", "chain ip nat/mangle", "chain netdev early/one", "chain inet early/eth0",
-		"1 IPsec policies for forwarded packets", "routing rule 500 (tos 0x10, table 77)", "qdisc tbf on out"}
+		"1 IPsec policy for forwarded packets", "routing rule 500 (tos 0x10, table 77)", "qdisc tbf on out"}
 	if !slices.Equal(got, want) {
 		t.Errorf("bypassed %q, want %q", got, want)
 	}
@@ -1289,4 +1289,13 @@ func (b *testbed) stream(k *dialogue) (sent, overtaken, lost uint64) {
 	<-done
 	sent = k.number - first + 1
 	return sent, overtaken, sent - came
+}
+
+// As many flows are remembered as connection tracking may have, of which 0 is no limit.
+func TestFlowsRemembered(t *testing.T) {
+	for most, want := range map[int]int{0: DefaultAccelFlows, 1: MinAccelFlows(), 1 << 16: max(1<<16, MinAccelFlows()), 1 << 30: DefaultAccelFlows} {
+		if got := flowsFor(most); got != want {
+			t.Errorf("of %d: %d, want %d", most, got, want)
+		}
+	}
 }

@@ -42,7 +42,7 @@ func bypassed(ns *netns.Handle, chains []snapshot.Chain, links []datapath.Link) 
 		policies, err2 := xfrmPolicies()
 		out = append(out, bypassedRules(rules)...)
 		if len(policies) > 0 {
-			out = append(out, Bypassed{fmt.Sprintf("%d IPsec policies", len(policies)), "packets of the flows are neither encrypted nor checked against them"})
+			out = append(out, Bypassed{plural.Count(len(policies), "IPsec policy"), "packets of the flows are neither encrypted nor checked against them"})
 		}
 		var names []string
 		var err4 error
