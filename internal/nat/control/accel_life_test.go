@@ -96,7 +96,7 @@ func (b *testbed) acceleratedTCP(unacknowledged bool) (client, server *net.TCPCo
 // validEntries is how many directions bypass the stack.
 func (b *testbed) validEntries() (n int) {
 	b.t.Helper()
-	if err := AccelEntries(b.gateway, func(s *rulefile.AccelEntry) bool {
+	if err := accelEntries(b.gateway, func(s *rulefile.AccelEntry) bool {
 		if s.Valid {
 			n++
 		}

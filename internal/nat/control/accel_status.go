@@ -99,18 +99,6 @@ func ofAccel(rec *record, err error) (*record, error) {
 	return rec, err
 }
 
-// AccelEntries calls fn with every direction of a flow that is remembered.
-func AccelEntries(ns *netns.Handle, fn func(*rulefile.AccelEntry) bool) error {
-	if _, err := ofAccel(recordOf(ns)); err != nil {
-		return err
-	}
-	a, err := datapath.OpenAccelerator(pinsOf(ns.Inode()))
-	if err != nil {
-		return err
-	}
-	return errors.Join(a.AccelEntries(fn), a.Close())
-}
-
 func (s *AccelStatus) problem(text string) { s.Problems = append(s.Problems, text) }
 
 // checkSettings finds settings that are no longer what the programs were made for. The

@@ -191,7 +191,7 @@ func (b *testbed) explain() {
 		b.t.Logf("entry %v", f)
 	}
 	shown := 0
-	err := AccelEntries(b.gateway, func(s *rulefile.AccelEntry) bool { b.t.Logf("entry %+v", *s); shown++; return shown < 30 })
+	err := accelEntries(b.gateway, func(s *rulefile.AccelEntry) bool { b.t.Logf("entry %+v", *s); shown++; return shown < 30 })
 	s, err2 := ReadAccelStatus(b.gateway)
 	if err := errors.Join(err, err2); err != nil {
 		b.t.Log(err)
@@ -233,7 +233,7 @@ func (b *testbed) valid(flows ...net.Conn) (n int) {
 	for _, c := range flows {
 		local[c.LocalAddr().Network()+c.LocalAddr().String()] = true
 	}
-	err := AccelEntries(b.gateway, func(s *rulefile.AccelEntry) bool {
+	err := accelEntries(b.gateway, func(s *rulefile.AccelEntry) bool {
 		if proto := s.Protocol.String(); s.Valid && (local[proto+s.Source.String()] || local[proto+s.DestinationAfter.String()]) {
 			n++
 		}
@@ -265,7 +265,7 @@ func TestAccelUDP(t *testing.T) {
 	if s := b.accelStats(); s.Reasons["forwarded"] < 20 || s.Bytes < 20*36 || s.Known < 4 {
 		t.Errorf("%+v", s)
 	}
-	err := AccelEntries(b.gateway, func(s *rulefile.AccelEntry) bool {
+	err := accelEntries(b.gateway, func(s *rulefile.AccelEntry) bool {
 		if s.Valid && s.SourceAfter == s.Source && s.DestinationAfter == s.Destination {
 			t.Errorf("no translation: %+v", s)
 		}
@@ -1289,6 +1289,15 @@ func (b *testbed) stream(k *dialogue) (sent, overtaken, lost uint64) {
 	<-done
 	sent = k.number - first + 1
 	return sent, overtaken, sent - came
+}
+
+// accelEntries calls fn with every direction of a flow that is remembered.
+func accelEntries(ns *netns.Handle, fn func(*rulefile.AccelEntry) bool) error {
+	a, err := datapath.OpenAccelerator(pinsOf(ns.Inode()))
+	if err != nil {
+		return err
+	}
+	return errors.Join(a.AccelEntries(fn), a.Close())
 }
 
 // As many flows are remembered as connection tracking may have, of which 0 is no limit.

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
+	"os"
 	"strings"
 	"time"
 
@@ -23,40 +23,115 @@ import (
 // did to them. It reads maps after the packet and changes nothing.
 type PacketReader struct {
 	ns     *netns.Handle
-	accel  bool
-	where  string // "tc on eth0, tc on eth1"
+	record os.FileInfo // of what is open
 	counts map[string]uint64
+	packetPrograms
+}
+
+// packetPrograms is what is open: an engine or an accelerator, neither where both are off.
+type packetPrograms struct {
+	engine *datapath.Engine
+	finder *datapath.SessionFinder
+	where  string                     // "tc on eth0, tc on eth1"
+	rules  map[rulefile.RuleID]string // "rule 1 `masquerade: any`"
+
+	accel *datapath.Accelerator
+}
+
+func (p *packetPrograms) close() error {
+	var errs []error
+	if p.finder != nil {
+		errs = append(errs, p.finder.Close())
+	}
+	if p.engine != nil {
+		errs = append(errs, p.engine.Close())
+	}
+	if p.accel != nil {
+		errs = append(errs, p.accel.Close())
+	}
+	*p = packetPrograms{}
+	return errors.Join(errs...)
 }
 
 // OpenPacketReader returns nil where nothing of natkit's is attached. Close closes its copy of ns.
-func OpenPacketReader(ref string) (_ *PacketReader, err error) {
+func OpenPacketReader(ref string) (*PacketReader, error) {
 	ns, err := netns.Open(ref)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, ns.Close())
+	r := &PacketReader{ns: ns}
+	err = r.current()
+	if none := errors.Is(err, ErrDown) || err == nil && r.engine == nil && r.accel == nil; none || err != nil {
+		if none {
+			err = nil
 		}
-	}()
-	rec, err := recordOf(ns)
+		return nil, errors.Join(err, r.Close())
+	}
+	if r.engine != nil {
+		if err := r.count(); err != nil { // to compare with
+			return nil, errors.Join(err, r.Close())
+		}
+	}
+	return r, nil
+}
+
+// Close ends the reading.
+func (r *PacketReader) Close() error { return errors.Join(r.close(), r.ns.Close()) }
+
+// current opens what is attached, unless it is open: the record is another file when that has changed.
+func (r *PacketReader) current() error {
+	record, err := os.Stat(instancePath(r.ns.Inode(), ".json"))
+	if err == nil && r.record != nil && os.SameFile(record, r.record) && record.ModTime().Equal(r.record.ModTime()) {
+		return nil
+	}
+	r.record = nil
+	if err := r.close(); err != nil {
+		return err
+	}
+	if err := r.open(); err != nil {
+		return errors.Join(err, r.close())
+	}
+	r.record = record
+	return nil
+}
+
+func (r *PacketReader) open() error {
+	rec, err := recordOf(r.ns)
 	switch {
-	case errors.Is(err, ErrDown) || err == nil && rec.Accel == nil && rec.Engine != EngineEBPF:
-		return nil, ns.Close()
 	case err != nil:
-		return nil, err
+		return err
+	case rec.Accel != nil:
+		r.accel, err = datapath.OpenAccelerator(pinsOf(r.ns.Inode()))
+		return err
+	case rec.Engine != EngineEBPF:
+		return nil
 	}
-	r := &PacketReader{ns: ns, accel: rec.Accel != nil}
-	if r.accel {
-		return r, nil
-	}
-	status, err := readStatus(ns, true)
+	status, err := readStatus(r.ns, true)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	r.where = hooksText(status.Interfaces)
+	_, file, err := inUse(r.ns)
+	if err != nil {
+		return err
+	}
+	ids := file.RuleIDs()
+	r.rules = make(map[rulefile.RuleID]string, len(ids))
+	for i, id := range ids {
+		r.rules[id] = fmt.Sprintf("rule %d `%s`", i+1, file.Rules[i].String())
+	}
+	if r.engine, err = Open(r.ns); err != nil {
+		return err
+	}
+	r.finder, err = r.engine.FindSessions()
+	return err
+}
+
+// hooksText is where programs are attached: "tc and egress on eth0, eth1, xdp on eth2".
+func hooksText(interfaces []InterfaceStatus) string {
 	var where []string
 	last := ""
-	for _, i := range status.Interfaces {
+	for _, i := range interfaces {
 		hooks := strings.Join(i.Hooks, " and ")
 		switch {
 		case hooks == "":
@@ -67,62 +142,59 @@ func OpenPacketReader(ref string) (_ *PacketReader, err error) {
 		}
 		last = hooks
 	}
-	r.where = strings.Join(where, ", ")
-	return r, r.count() // to compare with
+	return strings.Join(where, ", ")
 }
-
-// Close ends the reading.
-func (r *PacketReader) Close() error { return r.ns.Close() }
 
 // Forwarded says how a packet that was seen at a time of CLOCK_MONOTONIC came to have other ends,
 // or was forwarded with those it has; "" if that was not here. before and after may be equal.
-func (r *PacketReader) Forwarded(before, after snapshot.TraceTuple, at uint64) (text string) {
-	if r.accel {
-		_ = AccelEntries(r.ns, func(e *rulefile.AccelEntry) bool { // of what can't be read nothing is known
-			if e.Protocol.String() == before.Protocol && e.Source.AddrPort == before.Source && e.Destination.AddrPort == before.Destination &&
-				e.SourceAfter.AddrPort == after.Source && e.DestinationAfter.AddrPort == after.Destination {
-				text = "accel: forwarded by fast-path entry, before the kernel stack"
-			}
-			return text == ""
-		})
-		return text
+func (r *PacketReader) Forwarded(before, after snapshot.TraceTuple, at uint64) string {
+	if r.current() != nil { // of what can't be read nothing is known
+		return ""
 	}
-	_ = r.sessions(func(s *rulefile.Session) bool {
-		from, to, reply := ends(s)
-		if (before == from && after == to) || (before == reply && after == from.Turned()) {
-			text = r.describe(s, at)
+	if r.accel != nil {
+		protocol, err := rulefile.ParseProtocol(before.Protocol)
+		if err != nil {
+			return ""
 		}
-		return text == ""
-	})
-	return text
+		e, err := r.accel.AccelEntry(protocol, before.Source, before.Destination)
+		if err == nil && e != nil && e.SourceAfter.AddrPort == after.Source && e.DestinationAfter.AddrPort == after.Destination {
+			return "accel: forwarded by fast-path entry, before the kernel stack"
+		}
+		return ""
+	}
+	s, becomes := r.session(before)
+	if s == nil || becomes != after {
+		return ""
+	}
+	return r.describe(s, at)
 }
 
 // Becomes is what a packet's ends become here.
 func (r *PacketReader) Becomes(before snapshot.TraceTuple) (after snapshot.TraceTuple, known bool) {
-	if r.accel {
-		return after, false // connection tracking has it, too
+	if r.current() != nil || r.accel != nil { // of what is accelerated, connection tracking has it, too
+		return after, false
 	}
-	_ = r.sessions(func(s *rulefile.Session) bool {
-		switch from, to, reply := ends(s); before {
+	s, after := r.session(before)
+	return after, s != nil
+}
+
+// session is the session of packets with these ends, nil if there is none, and what their ends become.
+func (r *PacketReader) session(before snapshot.TraceTuple) (s *rulefile.Session, after snapshot.TraceTuple) {
+	protocol, err := rulefile.ParseProtocol(before.Protocol)
+	if err != nil || r.finder == nil {
+		return nil, after
+	}
+	sessions, _ := r.finder.Of(protocol, before.Source, before.Destination)
+	for i := range sessions {
+		switch from, to, reply := ends(&sessions[i]); before {
 		case from:
-			after, known = to, true
+			return &sessions[i], to
 		case reply:
-			after, known = from.Turned(), true
+			return &sessions[i], from.Turned()
 		}
-		return !known
-	})
-	return after, known
-}
-
-func (r *PacketReader) sessions(fn func(*rulefile.Session) bool) error {
-	e, err := r.open()
-	if err != nil {
-		return err
 	}
-	return errors.Join(e.Sessions(fn), e.Close())
+	return nil, after
 }
-
-func (r *PacketReader) open() (*datapath.Engine, error) { return Open(r.ns) }
 
 // ends are those of a session's packets as they arrive and leave, and of its replies as they arrive.
 func ends(s *rulefile.Session) (from, to, reply snapshot.TraceTuple) {
@@ -146,10 +218,8 @@ func (r *PacketReader) describe(s *rulefile.Session, at uint64) string {
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // it can't fail
 	made := time.Duration(now.Nano()) - time.Duration(s.Age)
 	text := "eBPF engine (" + r.where + ")"
-	if rules, err := Rules(r.ns); err == nil {
-		if i := slices.IndexFunc(rules, func(u RuleUse) bool { return u.ID == s.Rule }); i >= 0 {
-			text += fmt.Sprintf(": rule %d `%s`", i+1, rules[i].Rule)
-		}
+	if rule := r.rules[s.Rule]; rule != "" {
+		text += ": " + rule
 	}
 	if since := made - time.Duration(at); since > -createdBefore && since < createdWithin {
 		return text + ", session created"
@@ -159,16 +229,14 @@ func (r *PacketReader) describe(s *rulefile.Session, at uint64) string {
 
 // Refused says why the engine dropped packets since it was asked last; "" if it dropped none.
 func (r *PacketReader) Refused() string {
-	if r.accel {
-		return ""
-	}
 	was := r.counts
-	if r.count() != nil {
+	if r.current() != nil || r.engine == nil || r.count() != nil {
 		return ""
 	}
 	var reasons []string
 	for _, reason := range rulefile.Reasons {
-		if more := r.counts[reason.Name] - was[reason.Name]; reason.Kind == "dropped" && more > 0 {
+		now := r.counts[reason.Name]
+		if more := now - min(was[reason.Name], now); reason.Kind == "dropped" && more > 0 { // less is of another engine
 			reasons = append(reasons, fmt.Sprintf("%s: %s (%s)", reason.Name, reason.Means, plural.Count(more, "packet")))
 		}
 	}
@@ -179,13 +247,9 @@ func (r *PacketReader) Refused() string {
 }
 
 func (r *PacketReader) count() error {
-	e, err := r.open()
-	if err != nil {
-		return err
-	}
-	stats, err := e.Stats()
-	if err = errors.Join(err, e.Close()); err == nil {
-		r.counts = stats.Reasons
+	counts, err := r.engine.Packets()
+	if err == nil {
+		r.counts = counts
 	}
 	return err
 }

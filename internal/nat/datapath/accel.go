@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -200,17 +201,40 @@ func (a *Accelerator) Stats() (*rulefile.AccelStats, error) {
 func (a *Accelerator) AccelEntries(fn func(*rulefile.AccelEntry) bool) error {
 	now := clock()
 	return eachEntry(a.m.AccelEntries, func(key *abiNatFlowKey, s *abiNatAccelEntry) bool {
-		left := int32(s.Until - now)
-		out := rulefile.AccelEntry{
-			Protocol: rulefile.Protocol(key.Protocol), Packets: s.Packets,
-			Source: snapshot.EndpointOf(endpoint(key.Src, key.Sport)), Destination: snapshot.EndpointOf(endpoint(key.Dst, key.Dport)),
-			SourceAfter: snapshot.EndpointOf(endpoint(s.Src, s.Sport)), DestinationAfter: snapshot.EndpointOf(endpoint(s.Dst, s.Dport)),
-			Valid: left > 0 && s.Reason == 0,
-		}
-		if s.Reason != 0 && left > 0 {
-			out.Refused = rulefile.AccelReasons[s.Reason].Name
-			out.SourceAfter, out.DestinationAfter = snapshot.Endpoint{}, snapshot.Endpoint{}
-		}
+		out := accelEntry(key, s, now)
 		return fn(&out)
 	})
+}
+
+// AccelEntry is the entry of packets with these ends, nil if there is none.
+func (a *Accelerator) AccelEntry(protocol rulefile.Protocol, source, destination netip.AddrPort) (*rulefile.AccelEntry, error) {
+	key, ok := keyOf(protocol, source, destination)
+	if !ok {
+		return nil, nil
+	}
+	var s abiNatAccelEntry
+	err := a.m.AccelEntries.Lookup(&key, &s)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read a fast-path entry: %w", err)
+	}
+	out := accelEntry(&key, &s, clock())
+	return &out, nil
+}
+
+func accelEntry(key *abiNatFlowKey, s *abiNatAccelEntry, now uint32) rulefile.AccelEntry {
+	left := int32(s.Until - now)
+	out := rulefile.AccelEntry{
+		Protocol: rulefile.Protocol(key.Protocol), Packets: s.Packets,
+		Source: snapshot.EndpointOf(endpoint(key.Src, key.Sport)), Destination: snapshot.EndpointOf(endpoint(key.Dst, key.Dport)),
+		SourceAfter: snapshot.EndpointOf(endpoint(s.Src, s.Sport)), DestinationAfter: snapshot.EndpointOf(endpoint(s.Dst, s.Dport)),
+		Valid: left > 0 && s.Reason == 0,
+	}
+	if s.Reason != 0 && left > 0 {
+		out.Refused = rulefile.AccelReasons[s.Reason].Name
+		out.SourceAfter, out.DestinationAfter = snapshot.Endpoint{}, snapshot.Endpoint{}
+	}
+	return out
 }

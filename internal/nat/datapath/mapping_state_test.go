@@ -255,4 +255,18 @@ func BenchmarkRead(b *testing.B) {
 	read("mapping", func(count func() bool) error {
 		return e.Mappings(func(*rulefile.Mapping) bool { return count() })
 	})
+	var some rulefile.Session
+	if err := e.Sessions(func(s *rulefile.Session) bool { some = *s; return false }); err != nil {
+		b.Fatal(err)
+	}
+	f, err := e.FindSessions()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	for b.Loop() {
+		if found, err := f.Of(some.Protocol, some.Source.AddrPort, some.Destination.AddrPort); err != nil || len(found) != 1 {
+			b.Fatal(found, err)
+		}
+	}
 }

@@ -26,17 +26,23 @@ func (e *Engine) Sessions(fn func(*rulefile.Session) bool) (err error) {
 	}
 	now := clock()
 	return e.eachSession(func(one *sessionCopy) bool {
-		s := e.session(&one.owner, one.rule)
-		s.Age = snapshot.Seconds(sinceTick(now, one.created))
-		s.Packets = one.packets
-		s.Bytes = [2]uint64{one.owner.Bytes, one.peer.Bytes}
-		since, left := idle(&one.owner, &one.peer, config, now)
-		s.Idle, s.Expires = snapshot.Seconds(since), snapshot.Seconds(left)
-		if s.Expires <= 0 { // a packet that comes now begins another
-			s.State = rulefile.StateDead
-		}
+		s := e.whole(one, config, now)
 		return fn(&s)
 	})
+}
+
+// whole is all of a session.
+func (e *Engine) whole(one *sessionCopy, config *abiNatConfig, now uint32) rulefile.Session {
+	s := e.session(&one.owner, one.rule)
+	s.Age = snapshot.Seconds(sinceTick(now, one.created))
+	s.Packets = one.packets
+	s.Bytes = [2]uint64{one.owner.Bytes, one.peer.Bytes}
+	since, left := idle(&one.owner, &one.peer, config, now)
+	s.Idle, s.Expires = snapshot.Seconds(since), snapshot.Seconds(left)
+	if s.Expires <= 0 { // a packet that comes now begins another
+		s.State = rulefile.StateDead
+	}
+	return s
 }
 
 // eachSession calls fn with a copy of every session until it returns false.

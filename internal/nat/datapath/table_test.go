@@ -3,7 +3,6 @@
 package datapath
 
 import (
-	"encoding/binary"
 	"math/bits"
 	"sync/atomic"
 	"testing"
@@ -21,22 +20,6 @@ func elementsOf[T any](t testing.TB, m *ebpf.Map) (elements []T, close func()) {
 
 // tableTag is TABLE_TAG of bpf/lib/table.h.
 const tableTag = 1 << (tableValueBits + 4)
-
-// tableHash is table_hash of bpf/lib/table.h, of a flow's key.
-func tableHash(seed [2]uint64, key *abiNatFlowKey) uint64 {
-	var words [16]byte
-	copy(words[0:], key.Src.Octet[:])
-	copy(words[4:], key.Dst.Octet[:])
-	binary.NativeEndian.PutUint16(words[8:], key.Sport)
-	binary.NativeEndian.PutUint16(words[10:], key.Dport)
-	words[12], words[13] = key.Protocol, key.Side
-	a := (binary.NativeEndian.Uint64(words[0:]) ^ seed[0]) * 0x9e3779b97f4a7c15
-	b := (binary.NativeEndian.Uint64(words[8:]) ^ seed[1]) * 0xd6e8feb86659fd93
-	a ^= a >> 32
-	b ^= b >> 29
-	a = (a + b) * 0xff51afd7ed558ccd
-	return a ^ a>>32
-}
 
 // tables is what a test sees of sessions, and changes.
 type tables struct {
@@ -92,8 +75,7 @@ func (s *tables) each(fn func(flow *abiNatFlow)) {
 func (s *tables) find(key *abiNatFlowKey) (flow *abiNatFlow, number uint32) {
 	hash := tableHash(s.control.Seed, key)
 	for distance := range uint32(tableReach) {
-		bucket := uint32(hash) ^ distance ^ (distance>>1)*0x9e3779b1
-		for _, entry := range s.buckets[bucket&s.control.FlowMask].Entries {
+		for _, entry := range s.buckets[tableBucket(hash, distance)&s.control.FlowMask].Entries {
 			number := uint32(entry & (1<<tableValueBits - 1))
 			if entry != 0 && packetKey(&s.flows[number]) == *key {
 				return &s.flows[number], number

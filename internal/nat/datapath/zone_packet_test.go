@@ -131,6 +131,7 @@ func TestZonesAtOnce(t *testing.T) {
 	if !maps.Equal(shown, want) {
 		t.Errorf("shown are %v\nwant %v", shown, want)
 	}
+	allFound(t, r.engine)
 }
 
 // A host that sends to the external endpoint of one with its own address in another zone gets there
