@@ -33,6 +33,8 @@ type model struct {
 	sessions  map[modelHost]int // of subscribers
 	blocks    []modelBlock      // as they were given
 	layouts   map[string]*rulefile.Layout
+	zones     bool           // inside interfaces are zones
+	errors    map[string]int // of ICMP that were translated, by what the packets inside belong to
 	// lost: the engine has made a choice that no packet showed. Nothing can be said of it
 	// from now on.
 	lost bool
@@ -55,12 +57,21 @@ type modelPacket struct {
 	query              bool // of ICMP
 	ttl                uint8
 	length             int
+	error              *modelError // it is one of ICMP
 }
 
-// modelOutcome is how a packet ended: ends and link are where it went, if it did.
+// modelError is what an ICMP error has in it: a packet as its sender has seen it, so many bytes.
+type modelError struct {
+	about      modelPacket
+	kind, code uint8
+	quoted     int
+}
+
+// modelOutcome is how a packet ended: ends are where it went, if it did, and about those of the
+// packet inside an error.
 type modelOutcome struct {
-	reason abiNatReason
-	ends   modelEnds
+	reason      abiNatReason
+	ends, about modelEnds
 }
 
 func (e modelEnds) String() string { return e.src.String() + " -> " + e.dst.String() }
@@ -69,6 +80,9 @@ func (o modelOutcome) String() string {
 	text := rulefile.Reason(o.reason).String()
 	if isTranslated(o) {
 		text += " " + o.ends.String()
+	}
+	if o.about != (modelEnds{}) {
+		text += " about " + o.about.String()
 	}
 	return text
 }
@@ -79,6 +93,9 @@ func (p modelPacket) String() string {
 		if on {
 			text += [...]string{" SYN", " ACK", " FIN", " RST", " query"}[i]
 		}
+	}
+	if e := p.error; e != nil {
+		text += fmt.Sprintf(", error %d/%d about %d bytes of %s", e.kind, e.code, e.quoted, e.about)
 	}
 	return text
 }
@@ -151,7 +168,11 @@ func newModel(file *rulefile.File, facts Facts, route func(netip.Addr) string) *
 		}
 	}
 	for i := range file.Rules {
-		for _, link := range file.Outside {
+		links := file.Outside
+		if out := file.Rules[i].Out; out != "" {
+			links = []string{out}
+		}
+		for _, link := range links {
 			_, addrs := m.pool(&file.Rules[i], link)
 			for _, a := range addrs {
 				m.outside(a, &file.Rules[i])
@@ -159,7 +180,17 @@ func newModel(file *rulefile.File, facts Facts, route func(netip.Addr) string) *
 		}
 	}
 	for _, r := range file.Rules {
-		if a, ok := r.Action.(rulefile.DNAT); ok {
+		switch a := r.Action.(type) {
+		case rulefile.Map:
+			// On an outside network the gateway has the address, by whichever link the map is not for.
+			for i := range rulefile.RangeOf(a.Outside).Count() {
+				addr := rulefile.RangeOf(a.Outside).At(i)
+				near := func(l Link) bool { return l.Outside && l.Addresses[0].Contains(addr) }
+				if m.addresses[addr] == nil && !a.IsIdentity() && slices.ContainsFunc(facts.Links, near) {
+					m.addresses[addr] = &modelAddress{reserved: map[modelPort]bool{}}
+				}
+			}
+		case rulefile.DNAT:
 			have := m.addresses[a.Address]
 			if have == nil {
 				have = &modelAddress{local: slices.Contains(facts.Local, a.Address), reserved: map[modelPort]bool{}}
@@ -224,6 +255,11 @@ func (m *model) pool(r *rulefile.Rule, link string) (string, []netip.Addr) {
 
 // packet reports what is wrong with how a packet ended, if anything is.
 func (m *model) packet(p modelPacket, saw modelOutcome) error {
+	if m.zones && saw.reason == abiNatReasonNAT_DROP_RACE && p.protocol.Class() == rulefile.ClassOther {
+		// Two hosts of one address want one external address towards the same receiver. The engine takes the
+		// other's session for this one, made by another CPU: session_adopt does not compare zones.
+		saw.reason = abiNatReasonNAT_DROP_NO_PORT
+	}
 	want, err := m.decide(p, saw)
 	if err == nil && want != saw {
 		err = fmt.Errorf("want %v", want)
@@ -234,6 +270,9 @@ func (m *model) packet(p modelPacket, saw modelOutcome) error {
 func refused(reason abiNatReason) (modelOutcome, error) { return modelOutcome{reason: reason}, nil }
 
 func (m *model) decide(p modelPacket, saw modelOutcome) (modelOutcome, error) {
+	if p.error != nil {
+		return m.decideError(p)
+	}
 	if m.file.IsOneArmed(p.link) {
 		p.inside = m.from(p)
 	}
@@ -266,6 +305,70 @@ func (m *model) decide(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	}
 	s.step(p, f)
 	return m.forward(p, f.to, s)
+}
+
+// decideError is what becomes of an ICMP error (RFC 5508). The packet inside went the other way:
+// turned round it is of a session or a stateless rule, or of neither. What that makes of it, turned
+// round again, is what its sender knows. No session changes.
+func (m *model) decideError(p modelPacket) (modelOutcome, error) {
+	reply := p.error.about.turned()
+	reply.link, reply.inside = p.link, p.inside
+	if m.file.IsOneArmed(p.link) {
+		reply.inside = m.from(reply)
+	}
+	if reply.dst.Addr() != p.dst.Addr() {
+		return refused(abiNatReasonNAT_DROP_NO_SESSION)
+	}
+	to, of := modelEnds{}, "a session"
+	switch f := m.flows[reply.modelKey]; {
+	case f == nil:
+		reply.error, reply.ttl, reply.length = p.error, 64, 0
+		out, err := m.open(reply, modelOutcome{})
+		if out.reason == abiNatReasonNAT_PASS_NO_RULE && !m.passes(p, reply) {
+			return refused(abiNatReasonNAT_DROP_SPOOFED)
+		}
+		if err != nil || !isTranslated(out) {
+			return out, err
+		}
+		to, of = out.ends, "a stateless map"
+	case !f.returns:
+		to = f.to
+	default: // it left and came back: only who got it knows it as it was then
+		back := m.flows[modelKey{false, reply.protocol, f.to}]
+		if !reply.inside || back == nil {
+			return refused(abiNatReasonNAT_DROP_NO_SESSION)
+		}
+		to, of = back.to, "a packet that came back"
+	}
+	if p.ttl <= 1 {
+		return refused(abiNatReasonNAT_DROP_TTL)
+	}
+	m.errors[of]++
+	// RFC 5508 REQ-5: nobody inside has an address outside but the one that was asked for.
+	from := netip.AddrPortFrom(to.src.Addr(), 0)
+	if !reply.inside && reply.src.Addr() != p.src.Addr() {
+		from = p.src
+	}
+	reason := abiNatReasonNAT_TRANSLATED_IN
+	if reply.inside {
+		reason = abiNatReasonNAT_TRANSLATED_OUT
+	}
+	return modelOutcome{reason, modelEnds{from, netip.AddrPortFrom(to.dst.Addr(), 0)}, modelEnds{to.dst, to.src}}, nil
+}
+
+// turned is a packet from where that one went to.
+func (p modelPacket) turned() modelPacket {
+	p.src, p.dst = p.dst, p.src
+	p.query = p.protocol == rulefile.ICMP && p.dst.Port() == 0 && p.src.Port() != 0
+	return p
+}
+
+// passes reports whether an error that no rule is about may go on: not from a source that nobody
+// inside has, nor from inside about a packet to somebody elsewhere.
+func (m *model) passes(p, reply modelPacket) bool {
+	p.inside = reply.inside
+	there := reply.src.Addr()
+	return !m.pretends(p) && (!p.inside || m.route(there) == p.link && !slices.Contains(m.facts.Local, there))
 }
 
 // from reports whether a packet by a link of both sides is from inside: its session says so, or
@@ -325,9 +428,9 @@ func (m *model) forward(p modelPacket, to modelEnds, s *modelSession) (modelOutc
 	}
 	s.seen = m.now
 	if p.inside {
-		return modelOutcome{abiNatReasonNAT_TRANSLATED_OUT, to}, nil
+		return modelOutcome{reason: abiNatReasonNAT_TRANSLATED_OUT, ends: to}, nil
 	}
-	return modelOutcome{abiNatReasonNAT_TRANSLATED_IN, to}, nil
+	return modelOutcome{reason: abiNatReasonNAT_TRANSLATED_IN, ends: to}, nil
 }
 
 // carries reports whether a packet can be sent to where it would go.
@@ -404,6 +507,9 @@ func (s *modelSession) step(p modelPacket, f *modelFlow) {
 
 // opens reports whether a packet may open a session.
 func opens(p modelPacket) bool {
+	if p.error != nil {
+		return false
+	}
 	switch p.protocol.Class() {
 	case rulefile.ClassICMP:
 		return p.query
@@ -472,31 +578,53 @@ func (m *model) excluded(p modelPacket) bool {
 	})
 }
 
-// destination is the rule for a packet's destination: for its port, its range of ports, its
-// address or prefix, the longer the better.
-func (m *model) destination(p modelPacket) *rulefile.Rule {
-	best, found := 0, (*rulefile.Rule)(nil)
+// destination is the rule for a packet's destination: for its port, for a range of ports, or for
+// its address: of each kind first one that is bound to where the packet came in; then one for its
+// protocol, then the longest prefix.
+func (m *model) destination(p modelPacket) (found *rulefile.Rule) {
+	const byAddress, byRange, byPort = 1, 2, 3
+	var best [4]int
 	for i := range m.file.Rules {
-		r, rank := &m.file.Rules[i], 0
+		r := &m.file.Rules[i]
+		var rank [4]int
 		switch a := r.Action.(type) {
 		case rulefile.DNAT:
-			switch {
-			case a.Address != p.dst.Addr() || a.Protocol != rulefile.AnyProtocol && a.Protocol != p.protocol:
-			case a.Ports.IsZero():
-				rank = 33
-			case a.Ports.Contains(p.port()):
-				rank = 100000 - a.Ports.Count()
+			if a.Address != p.dst.Addr() || a.Protocol != rulefile.AnyProtocol && a.Protocol != p.protocol || r.In != "" && r.In != p.link {
+				continue
+			}
+			rank = [4]int{byAddress, rankOf(r.In != ""), rankOf(a.Protocol != rulefile.AnyProtocol), 32}
+			if !a.Ports.IsZero() {
+				if !a.Ports.Contains(p.port()) {
+					continue
+				}
+				rank[0] = byRange
+				if a.Ports.Count() == 1 {
+					rank[0] = byPort
+				}
 			}
 		case rulefile.Map:
-			if a.Outside.Contains(p.dst.Addr()) {
-				rank = a.Outside.Bits()
+			in := r.In
+			if m.zones {
+				in = "" // it says whose addresses these are
 			}
+			holds := m.file.IsInside(p.link) && (in == "" || in == p.link) || m.file.IsOutside(p.link) && (r.Out == "" || r.Out == p.link)
+			if !a.Outside.Contains(p.dst.Addr()) || !holds {
+				continue
+			}
+			rank = [4]int{byAddress, rankOf(in != "" || r.Out != ""), 0, a.Outside.Bits()}
 		}
-		if rank > best {
+		if slices.Compare(rank[:], best[:]) > 0 {
 			best, found = rank, r
 		}
 	}
 	return found
+}
+
+func rankOf(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // source is the rule for a packet's source that leaves by out: bound to both ways, to the
@@ -792,7 +920,7 @@ func (m *model) mappingOf(p modelPacket) (*modelMapping, abiNatReason) {
 		return nil, abiNatReasonNAT_DROP_NO_MAPPING
 	}
 	key := modelOutside{p.protocol.Class(), p.dst}
-	if p.query {
+	if p.query && p.error == nil {
 		key.end = netip.AddrPortFrom(p.dst.Addr(), p.src.Port())
 	}
 	if a.oneToOne {
@@ -826,6 +954,7 @@ func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds
 	}
 	subscriber := m.subscriber(pool, p.src.Addr())
 	home, settled := m.homes[subscriber]
+	placed := settled
 	independent := whole || class < rulefile.PortClasses && m.file.MappingMode(r, class) == rulefile.EndpointIndependent
 	filtering := rulefile.FilterEndpointIndependent
 	for c := range rulefile.Class(rulefile.PortClasses) {
@@ -903,7 +1032,7 @@ func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds
 			}
 		}
 		switch {
-		case reason == abiNatReasonNAT_DROP_NO_BLOCK && drains && saw.reason == abiNatReasonNAT_DROP_NO_ADDRESS:
+		case (reason == abiNatReasonNAT_DROP_NO_BLOCK || reason == abiNatReasonNAT_DROP_NO_PORT && !placed) && drains && saw.reason == abiNatReasonNAT_DROP_NO_ADDRESS:
 			return netip.AddrPort{}, nil, saw.reason, nil // no other address has room, and this one is drained
 		case reason != translated:
 			return netip.AddrPort{}, nil, reason, nil

@@ -51,6 +51,7 @@ type modelRig struct {
 	seen   []modelPacket // packets that left, as they were outside or inside: to be answered
 	sent   []modelPacket // that came in: to be repeated
 	count  map[abiNatReason]int
+	errors map[string]int // see model.errors
 	onXDP  int
 	armed  bool   // see newModelRig
 	tight  bool   // subscribers may have little
@@ -97,6 +98,7 @@ func TestRandomPacketsOneArmed(t *testing.T) {
 
 func (r *modelRig) packets(t *testing.T) {
 	clear(r.count)
+	clear(r.errors)
 	r.onXDP = 0
 	packets, seed := number(t, "NATKIT_PACKETS", 3000), uint64(number(t, "NATKIT_SEED", 1))
 	for n := 0; n < packets; seed++ {
@@ -105,9 +107,12 @@ func (r *modelRig) packets(t *testing.T) {
 			t.Fatalf("NATKIT_SEED=%d", seed)
 		}
 	}
-	t.Logf("%d packets, seeds up to %d, %d were finished by XDP: %v", packets, seed-1, r.onXDP, r.count)
+	t.Logf("%d packets, seeds up to %d, %d were finished by XDP: %v, errors about %v", packets, seed-1, r.onXDP, r.count, r.errors)
 	if translated := r.count[abiNatReasonNAT_TRANSLATED_IN] + r.count[abiNatReasonNAT_TRANSLATED_OUT]; r.onXDP < translated/4 {
 		t.Errorf("XDP finished %d packets of %d that were translated", r.onXDP, translated)
+	}
+	if r.errors["a session"] == 0 && !r.zones {
+		t.Error("no ICMP error about a session was translated")
 	}
 	for _, reason := range []abiNatReason{
 		abiNatReasonNAT_TRANSLATED_IN, abiNatReasonNAT_TRANSLATED_OUT, abiNatReasonNAT_PASS_NO_RULE, abiNatReasonNAT_PASS_EXCLUDED,
@@ -146,7 +151,7 @@ func aModelRig(t *testing.T) *modelRig {
 
 func newModelRig(t testing.TB, armed, zones bool) *modelRig {
 	t.Helper()
-	r := &modelRig{rig: newRig(t), count: map[abiNatReason]int{}, armed: armed}
+	r := &modelRig{rig: newRig(t), count: map[abiNatReason]int{}, errors: map[string]int{}, armed: armed}
 	if r.zones = zones; zones {
 		r.ready(t, hooks, "_zone", "_outside")
 	} else {
@@ -293,17 +298,24 @@ func (r *modelRig) file() *rulefile.File {
 		{Action: rulefile.DNAT{Protocol: rulefile.UDP, Address: gatewayOut, Ports: rulefile.PortRange{First: 7000, Last: 7009}, Targets: []rulefile.Target{
 			{Address: addr("192.168.2.2"), Ports: rulefile.PortRange{First: 9000, Last: 9009}}}}},
 		{Action: rulefile.DNAT{Protocol: rulefile.TCP, Address: gatewayOut, Ports: point(443), Targets: []rulefile.Target{
-			target("192.168.2.1:4430"), target("192.168.2.2:4430"), target("10.2.0.2:4430")}}},
+			target("192.168.2.1:4430"), target("192.168.2.2:4430"), target("10.2.0.2:4430")}, Weights: pick(r.random, nil, []int{1, 1, 9}, []int{1000, 1, 500})}},
 		{Action: rulefile.DNAT{Address: addr("203.0.113.30"), Targets: []rulefile.Target{{Address: addr("192.168.3.1")}}}},
 		{Action: rulefile.Exclude{Source: prefix("192.168.0.0/16"), Destination: prefix("198.51.100.22/32")}},
 		{Action: rulefile.Exclude{Source: rulefile.Everywhere, Destination: prefix("198.51.100.8/32"), Protocol: rulefile.TCP, Ports: point(53)}},
 	}
 	if r.zones {
 		rules = r.bound(f, rules)
+	} else if !r.tight {
+		rules = r.freely(f, append(rules, r.more(ports())...))
 	}
 	for _, rule := range rules {
-		if r.random.IntN(6) > 0 {
-			f.Rules = append(f.Rules, modes(rule))
+		if r.random.IntN(6) == 0 {
+			continue
+		}
+		f.Rules = append(f.Rules, modes(rule))
+		f.Rules[len(f.Rules)-1].Position.Line = len(f.Rules)
+		if f.Validate() != nil {
+			f.Rules = f.Rules[:len(f.Rules)-1]
 		}
 	}
 	f.Defaults.PortParity = r.random.IntN(2) == 0
@@ -313,6 +325,46 @@ func (r *modelRig) file() *rulefile.File {
 	}
 	f.Limits.ICMPErrorsPerSecond = 1 << 20
 	return f
+}
+
+// more are rules about what others are about, too: around their prefixes, and within them.
+func (r *modelRig) more(ports rulefile.PortRange) []rulefile.Rule {
+	prefix, addr := netip.MustParsePrefix, netip.MustParseAddr
+	around, host := prefix("192.168.0.0/16"), addr("10.2.4.9")
+	return []rulefile.Rule{
+		{Action: rulefile.SNAT{Source: around, Address: addr("203.0.113.21"), Ports: ports}, Out: pick(r.random, "out", "in")},
+		{Action: rulefile.Masquerade{Source: prefix("192.168.4.0/30"), Ports: rulefile.PortRange{First: 2000, Last: 9000}}, In: "in"},
+		{Action: rulefile.Map{Inside: prefix("10.2.4.0/24"), Outside: prefix("198.18.8.0/24"), Stateless: r.random.IntN(3) > 0}},
+		{Action: rulefile.Map{Inside: prefix("192.168.4.2/31"), Outside: prefix("198.18.8.2/31"), Stateless: r.random.IntN(2) == 0}},
+		{Action: rulefile.Map{Inside: prefix("192.168.3.2/32"), Outside: prefix("198.18.4.1/32"), Stateless: r.random.IntN(2) == 0}},
+		{Action: rulefile.DNAT{Protocol: rulefile.TCP, Address: gatewayOut, Ports: rulefile.PortRange{First: 8080, Last: 8080}, Targets: []rulefile.Target{{Address: host}}}, In: pick(r.random, slices.Sorted(maps.Keys(r.ports))...)},
+		{Action: rulefile.DNAT{Protocol: pick(r.random, rulefile.AnyProtocol, rulefile.UDP), Address: addr("198.18.4.1"), Targets: []rulefile.Target{{Address: addr("192.168.2.1")}}}},
+		{Action: rulefile.DNAT{Protocol: rulefile.UDP, Address: addr("198.18.4.1"), Ports: rulefile.PortRange{First: 5000, Last: 5031}, Weights: []int{1, 2}, Targets: []rulefile.Target{
+			{Address: addr("192.168.4.1"), Ports: rulefile.PortRange{First: 6000, Last: 6031}}, {Address: addr("192.168.2.3"), Ports: rulefile.PortRange{First: 6000, Last: 6031}}}}},
+	}
+}
+
+// freely are the rules, some bound to interfaces that they were not bound to.
+func (r *modelRig) freely(f *rulefile.File, rules []rulefile.Rule) []rulefile.Rule {
+	for i := range rules {
+		rule := &rules[i]
+		in, out := "", ""
+		switch rule.Action.(type) {
+		case rulefile.Exclude:
+			continue
+		case rulefile.DNAT:
+			in = pick(r.random, slices.Concat(f.Inside, f.Outside)...)
+		default:
+			in, out = pick(r.random, f.Inside...), "out"
+		}
+		if r.random.IntN(4) == 0 {
+			rule.In = in
+		}
+		if rule.Out == "" && r.random.IntN(4) == 0 {
+			rule.Out = out
+		}
+	}
+	return rules
 }
 
 // forget makes the engine one that has seen nothing, with those rules.
@@ -358,6 +410,7 @@ func (r *modelRig) sequence(t *testing.T, seed uint64, packets int) (n int) {
 	f := r.file()
 	r.forget(t, r.wireFile(f))
 	r.model = newModel(f, r.known, r.route)
+	r.model.zones, r.model.errors = r.zones, r.errors
 	r.seen, r.sent = nil, nil
 	r.passed = now()
 	var history []string
@@ -397,6 +450,9 @@ func (r *modelRig) sequence(t *testing.T, seed uint64, packets int) (n int) {
 			return n
 		}
 		r.count[saw.reason]++
+		if p.error != nil {
+			continue
+		}
 		r.sent = append(r.sent, p)
 		if isTranslated(saw) {
 			left := p
@@ -438,6 +494,9 @@ func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 // with something wrong.
 func (r *modelRig) packet() modelPacket {
 	var p modelPacket
+	if r.random.IntN(8) == 0 && !r.zones {
+		return r.icmpError()
+	}
 	switch n := r.random.IntN(10); {
 	case n < 3 && len(r.seen) > 0:
 		p = r.answer(r.seen[r.random.IntN(len(r.seen))])
@@ -497,10 +556,47 @@ func (r *modelRig) packet() modelPacket {
 
 // answer is a packet from where that one went to.
 func (r *modelRig) answer(p modelPacket) modelPacket {
-	p.src, p.dst = p.dst, p.src
+	p = p.turned()
 	p.link = r.route(p.src.Addr())
 	p.inside = p.link != "out"
-	p.query = p.protocol == rulefile.ICMP && p.dst.Port() == 0 && p.src.Port() != 0
+	return p
+}
+
+// icmpError is one about a packet that left, or that perhaps nobody has seen, from its receiver or from
+// a router before that; perhaps with something wrong.
+func (r *modelRig) icmpError() (p modelPacket) {
+	e := &modelError{}
+	switch n := r.random.IntN(10); {
+	case n < 7 && len(r.seen) > 0:
+		e.about = r.seen[r.random.IntN(len(r.seen))]
+	case n < 8 && len(r.sent) > 0:
+		e.about = r.sent[r.random.IntN(len(r.sent))]
+	default:
+		e.about = r.fresh()
+		e.about.ttl, e.about.length = 1, 48
+	}
+	kind := pick(r.random, [2]uint8{3, 1}, [2]uint8{3, 3}, [2]uint8{3, 4}, [2]uint8{11, 0}, [2]uint8{12, 0})
+	e.kind, e.code = kind[0], kind[1]
+	e.quoted = min(pick(r.random, 28, 38, 1500), e.about.length, quotedMost)
+	p = modelPacket{error: e, ttl: 64, link: r.route(e.about.dst.Addr())}
+	p.protocol = rulefile.ICMP
+	at := func(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 0) }
+	p.src, p.dst = at(e.about.dst.Addr()), at(e.about.src.Addr())
+	if r.random.IntN(3) == 0 {
+		p.src = at(netip.MustParseAddr(map[string]string{"in": "192.168.1.7", "in2": "10.2.0.7", "out": "198.51.100.77"}[p.link]))
+	}
+	switch r.random.IntN(40) {
+	case 0:
+		p.ttl = 1
+	case 1, 2:
+		p.link = pick(r.random, slices.Sorted(maps.Keys(r.ports))...)
+	case 3:
+		p.src = at(netip.MustParseAddr(pick(r.random, "203.0.113.1", "203.0.113.16", "203.0.113.40", "198.18.4.9", "192.168.2.2", "10.2.0.2")))
+	case 4:
+		p.dst = r.fresh().dst
+		p.dst = at(p.dst.Addr())
+	}
+	p.inside = p.link != "out"
 	return p
 }
 
@@ -508,9 +604,9 @@ func (r *modelRig) answer(p modelPacket) modelPacket {
 func (r *modelRig) fresh() modelPacket {
 	p := modelPacket{}
 	p.protocol = pick(r.random, rulefile.TCP, rulefile.TCP, rulefile.UDP, rulefile.UDP, rulefile.UDP, rulefile.ICMP, rulefile.GRE, rulefile.UDPLite)
-	hosts := []string{"192.168.1.2", "192.168.2.1", "192.168.2.2", "192.168.2.3", "192.168.3.1", "192.168.3.2", "192.168.4.1", "192.168.5.1", "192.168.5.2", "192.168.5.3", "192.168.6.1", "192.168.6.2", "10.2.0.2", "10.2.4.2", "10.2.4.3", "192.168.1.1"}
+	hosts := []string{"192.168.1.2", "192.168.2.1", "192.168.2.2", "192.168.2.3", "192.168.3.1", "192.168.3.2", "192.168.4.1", "192.168.4.2", "192.168.5.1", "192.168.5.2", "192.168.5.3", "192.168.6.1", "192.168.6.2", "10.2.0.2", "10.2.4.2", "10.2.4.3", "10.2.4.9", "192.168.1.1"}
 	world := []string{"198.51.100.8", "198.51.100.9", "198.51.100.22"}
-	outside := []string{"203.0.113.1", "203.0.113.1", "203.0.113.16", "203.0.113.17", "203.0.113.20", "203.0.113.24", "203.0.113.25", "203.0.113.30", "203.0.113.40", "198.18.4.1", "192.168.6.1", "192.168.6.2", "192.168.1.1", "203.0.113.254"}
+	outside := []string{"203.0.113.1", "203.0.113.1", "203.0.113.16", "203.0.113.17", "203.0.113.20", "203.0.113.24", "203.0.113.25", "203.0.113.30", "203.0.113.40", "203.0.113.21", "198.18.4.1", "198.18.8.2", "198.18.8.9", "192.168.6.1", "192.168.6.2", "192.168.1.1", "203.0.113.254"}
 	if r.zones {
 		hosts = append(hosts, "10.2.1.2", "10.2.2.1", "10.2.2.2", "10.2.3.1", "10.2.5.1", "10.2.5.2", "10.2.2.1", "10.2.2.2")
 	}
@@ -536,7 +632,16 @@ func (r *modelRig) fresh() modelPacket {
 	return p
 }
 
-// ip builds the packet, with those ends.
+// with builds the packet, with those ends, and of an error those of the packet inside.
+func (p modelPacket) with(ends, about modelEnds) pktbuild.IPv4 {
+	e := p.error
+	if e == nil {
+		return p.ip(ends)
+	}
+	return pktbuild.IPv4{Src: ends.src.Addr(), Dst: ends.dst.Addr(), TTL: p.ttl, Payload: icmpError(e.kind, e.code, 0, e.about.ip(about), e.quoted, nil)}
+}
+
+// ip builds one that is no error.
 func (p modelPacket) ip(ends modelEnds) pktbuild.IPv4 {
 	ip := pktbuild.IPv4{Src: ends.src.Addr(), Dst: ends.dst.Addr(), TTL: p.ttl, Fragment: pktbuild.DF, ID: uint16(p.length), Protocol: uint8(p.protocol)}
 	data := bytes.Repeat([]byte{0xa5, 0x5a, 0x01}, 600)
@@ -570,7 +675,11 @@ func (p modelPacket) ip(ends modelEnds) pktbuild.IPv4 {
 func (r *modelRig) send(t *testing.T, p modelPacket) (modelOutcome, error) {
 	t.Helper()
 	way := r.ports[p.link]
-	frame := way.arriving(p.ip(r.wireEnds(p.modelEnds))).Bytes()
+	var about modelEnds
+	if p.error != nil {
+		about = r.wireEnds(p.error.about.modelEnds)
+	}
+	frame := way.arriving(p.with(r.wireEnds(p.modelEnds), about)).Bytes()
 	side := abiNatSideNAT_OUTSIDE
 	switch {
 	case r.armed && p.link == "out":
@@ -608,13 +717,16 @@ func (r *modelRig) send(t *testing.T, p modelPacket) (modelOutcome, error) {
 		return out, fmt.Errorf("translated, but the verdict is %d and the length %d of %d", verdict, len(got), len(frame))
 	}
 	out.ends = r.ends(p, got)
+	if p.error != nil {
+		out.about = r.ends(p.error.about, got[errorHeaders:])
+	}
 	if r.zones {
 		if out.ends, err = r.whose(p, out.ends, got); err != nil {
 			return out, err
 		}
 	}
 	leaves := r.ports[r.route(out.ends.dst.Addr())]
-	want := leaves.leaving(p.ip(r.wireEnds(out.ends)))
+	want := leaves.leaving(p.with(r.wireEnds(out.ends), r.wireEnds(out.about)))
 	want.IP.TTL--
 	frame2 := want.Bytes()
 	if h.name == "tc" && bytes.Equal(got[:12], frame[:12]) {
@@ -625,6 +737,9 @@ func (r *modelRig) send(t *testing.T, p modelPacket) (modelOutcome, error) {
 	}
 	return out, nil
 }
+
+// errorHeaders are what is before the packet inside an error, but for an Ethernet header.
+const errorHeaders = 20 + 8
 
 // quotedMost is ICMP_QUOTED of bpf/nat/icmp.h.
 const quotedMost = 548
@@ -657,6 +772,7 @@ func (r *modelRig) ends(p modelPacket, frame []byte) modelEnds {
 	switch {
 	case p.protocol.HasPorts():
 		sport, dport = binary.BigEndian.Uint16(frame[34:]), binary.BigEndian.Uint16(frame[36:])
+	case p.error != nil:
 	case p.protocol == rulefile.ICMP && p.query:
 		sport = binary.BigEndian.Uint16(frame[38:])
 	case p.protocol == rulefile.ICMP:
