@@ -276,6 +276,9 @@ func (h *host) arrives(t *testing.T, flags int) string {
 		if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING {
 			continue
 		}
+		if text := errorText(b[:n]); text != "" {
+			return text
+		}
 		p, err := parse(b[:n])
 		if err != nil {
 			t.Error(err)
@@ -285,6 +288,18 @@ func (h *host) arrives(t *testing.T, flags int) string {
 		}
 		return p.String()
 	}
+}
+
+// errorCode is that of the ICMP errors that tests send, of type 3: no kernel sends it.
+const errorCode = 10
+
+// errorText is such an error, with what it is about; "" of other packets.
+func errorText(b []byte) string {
+	if len(b) < 48 || b[0] != 0x45 || b[9] != pktbuild.ICMPProtocol || b[20] != 3 || b[21] != errorCode {
+		return ""
+	}
+	at := func(i int) netip.Addr { return netip.AddrFrom4([4]byte(b[i : i+4])) }
+	return fmt.Sprintf("error %s > %s about %s > %s, checksum %x: %x", at(12), at(16), at(40), at(44), b[22:24], b[28:])
 }
 
 // marker passes the router, whatever its rules are.

@@ -234,10 +234,29 @@ func (c *compiler) masquerade(ports rulefile.PortRange) string {
 	if !ports.IsZero() {
 		name += "_" + ports.String()
 	}
-	addressed := func(ports rulefile.PortRange) []expr.Any {
-		return slices.Concat(inSet(setInside, partIn), inSet(setInside, partOut), destTranslated(), snatToAddressed(ports))
+	var rules []Rule
+	for _, within := range c.hairpin() {
+		rules = append(rules, withPorts(ports, func(ports rulefile.PortRange) []expr.Any {
+			return slices.Concat(within, snatToAddressed(ports))
+		})...)
 	}
-	return c.chain(name, append(withPorts(ports, addressed), withPorts(ports, masqueradePorts)...)...)
+	return c.chain(name, append(rules, withPorts(ports, masqueradePorts)...)...)
+}
+
+// hairpin are the conditions, each by itself, of what a destination rule has sent from inside to an
+// internal host. By an interface of both sides its address tells who is one.
+func (c *compiler) hairpin() [][]expr.Any {
+	to := func(receiver ...[]expr.Any) []expr.Any {
+		return slices.Concat(inSet(setInside, partIn), slices.Concat(receiver...), destTranslated())
+	}
+	if !c.armed {
+		return [][]expr.Any{to(inSet(setInside, partOut))}
+	}
+	all := [][]expr.Any{to(inSet(setArmed, partOut), inSet(setInsideHosts, partDest))}
+	if len(c.beside) > 0 {
+		all = append(all, to(inSet(setInsideOnly, partOut)))
+	}
+	return all
 }
 
 // withPorts is several rules where ports are given: protocols without ports have none, and
@@ -321,13 +340,14 @@ func (c *compiler) postrouting(excluded []Rule, destinations bool) Chain {
 	if !c.chains[hairpin] {
 		hairpin = c.anywhere.Name
 	}
-	within := rule(inSet(setInside, partIn), inSet(setInside, partOut), destTranslated())
-	switch {
-	case !destinations:
-	case c.chains["hairpin"] || len(c.anywhere.Rules) > 0:
-		ch.Rules = append(ch.Rules, rule(within, goTo(hairpin)))
-	case c.towardsInside():
-		ch.Rules = append(ch.Rules, rule(within, accept())) // rules of the egress interface itself are not for them
+	for _, within := range c.hairpin() {
+		switch {
+		case !destinations:
+		case c.chains["hairpin"] || len(c.anywhere.Rules) > 0:
+			ch.Rules = append(ch.Rules, rule(within, goTo(hairpin)))
+		case c.towardsInside():
+			ch.Rules = append(ch.Rules, rule(within, accept())) // rules of the egress interface itself are not for them
+		}
 	}
 	ch.Rules = append(ch.Rules, rule(inSet(setInside, partIn), goTo("source")))
 	if destinations {

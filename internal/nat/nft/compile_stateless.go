@@ -38,10 +38,16 @@ func (c *compiler) stateless() {
 	c.warn(rulefile.Position{}, "in ICMP errors about packets of stateless maps that have IPv4 options, the transport checksum inside stays as it is")
 	raw := filterChain("stateless_in", nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
 	raw.Rules = append(c.trackedAnyway(), c.amongInside(leavesBy(setArmed))...)
+	if c.armed { // an error about such a packet, whoever on the way to its receiver sends that
+		raw.Rules = append(raw.Rules, rule(inSet(setArmed, partIn), icmpError(), inSet(setInsideHosts, partAboutSource), inSet(setInsideHosts, partAboutDest), verdictWord(expr.VerdictAccept)))
+	}
 	for _, set := range c.given {
 		raw.Rules = append(raw.Rules, rule(inSet(setInside, partIn), inSet(set, partDest), verdictWord(expr.VerdictAccept)))
 	}
 	sources := c.statelessSources(rules)
+	for _, set := range c.keptAddresses(rules) { // nobody's external address was asked for: the source stays
+		raw.Rules = append(raw.Rules, rule(inSet(setInside, partIn), inSet(set, partDest), leavesBy(setInside), verdictWord(expr.VerdictAccept)))
+	}
 	for _, set := range sources {
 		raw.Rules = append(raw.Rules, rule(inSet(setInside, partIn), inSet(set, partSource), leavesBy(setOutside), notrack()))
 	}
@@ -137,6 +143,18 @@ func (c *compiler) excludes() bool {
 		_, ok := r.Action.(rulefile.Exclude)
 		return ok
 	})
+}
+
+// keptAddresses are those of hosts that keep them.
+func (c *compiler) keptAddresses(rules []int) []string {
+	var spans []span
+	for _, i := range rules {
+		for _, s := range c.statelessSpans(i, c.file.Rules[i].Action.(rulefile.Map).Outside) {
+			spans = append(spans, span{s.first, s.last, s.rank, i})
+		}
+	}
+	kept := slices.DeleteFunc(flatten(spans), func(s span) bool { return !c.file.Rules[s.rule].Action.(rulefile.Map).IsIdentity() })
+	return c.addresses("stateless_kept", partDest, kept)
 }
 
 func (c *compiler) statelessSources(rules []int) []string {

@@ -16,13 +16,15 @@ import (
 
 	"natkit/internal/nat/nft"
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/testutil/pktbuild"
 )
 
 // Random packets through the kernel with random rule files: each comes out as Explain reports,
 // and its reply comes back. Of what the kernel chooses, a port of a range or an address of a
 // pool, it is one of those allowed. NATKIT_PACKETS is how many, NATKIT_SEED the first file's seed.
 //
-// What docs/rules.md lists as a difference of engine nft is known by outcome.exempt and by hidden.
+// An ICMP error about it comes back, too. What docs/rules.md lists as a difference of engine nft is
+// known by outcome.exempt, by hidden and by stateless.
 func TestRandomPackets(t *testing.T) {
 	b := newBench(t)
 	met := map[string]int{}
@@ -40,10 +42,10 @@ func TestRandomPackets(t *testing.T) {
 			t.Fatalf("NATKIT_SEED=%d: %v\n%s", seed, err, f.Text())
 		}
 		for n := range uint16(40) {
-			from, p := randomPacket(rng, n)
+			from, p := randomPacket(rng, f, n)
 			o := explained(f, from, p)
 			if !o.exempt {
-				b.expect(t, from, p, o)
+				b.expect(t, f, from, p, o)
 				sent++
 				met[o.kind()]++
 			}
@@ -53,7 +55,7 @@ func TestRandomPackets(t *testing.T) {
 		}
 	}
 	t.Logf("%v", met)
-	for _, kind := range []string{"source", "destination", "both", "none", "dropped"} {
+	for _, kind := range []string{"source", "destination", "both", "none", "dropped", "stateless"} {
 		if met[kind] < 10 {
 			t.Errorf("only %d packets of the kind: %s", met[kind], kind)
 		}
@@ -85,11 +87,16 @@ func somePorts(rng *rand.Rand) rulefile.PortRange {
 }
 
 // randomRules are rules about few addresses. eth2 and eth3 do not exist: rules bound to them are for
-// no packet. What would tie is left out.
+// no packet. What would tie is left out. Where eth0 is on both sides, hosts of 11.0.0.0/8 are behind it.
 func randomRules(rng *rand.Rand) *rulefile.File {
 	f := file(nil)
-	if rng.IntN(2) == 0 {
+	switch rng.IntN(6) {
+	case 0, 1, 2:
 		f.Inside, f.Outside = []string{"eth1", "eth2"}, []string{"eth0", "eth3"}
+	case 3:
+		f.Inside, f.Outside = []string{"eth1", "eth0"}, oneOf(rng, []string{"eth0"}, []string{"eth0", "eth3"}, []string{"eth3", "eth0"})
+	case 4:
+		f.Inside = f.Outside
 	}
 	f.Pools = []rulefile.Pool{
 		{Name: "one", Addresses: []rulefile.AddressRange{addresses("100.65.0.0/30")}},
@@ -99,39 +106,46 @@ func randomRules(rng *rand.Rand) *rulefile.File {
 	for range 1 + rng.IntN(10) {
 		f.Rules = append(f.Rules, randomRule(rng, f))
 		f.Rules[len(f.Rules)-1].Position.Line = len(f.Rules)
-		if f.Validate() != nil {
+		if f.Validate() != nil || isRefused(f) {
 			f.Rules = f.Rules[:len(f.Rules)-1]
 		}
 	}
 	return f
 }
 
+// isRefused reports whether two stateless maps are told apart by their interfaces only.
+func isRefused(f *rulefile.File) bool {
+	_, _, err := nft.CompileRules(f, nft.Facts{})
+	return err != nil
+}
+
 func randomRule(rng *rand.Rand, f *rulefile.File) (r rulefile.Rule) {
 	link := func(names []string) string { return oneOf(rng, "", "", oneOf(rng, names...)) }
 	net := func(n byte) netip.Prefix { return netip.PrefixFrom(few(rng, n), 27+rng.IntN(6)).Masked() }
-	source := oneOf(rng, net(10), net(10), net(10), prefix("10.0.0.0/8"), rulefile.Everywhere)
+	inside, wide := byte(10), rulefile.Everywhere
+	if len(f.OneArmed()) > 0 {
+		inside, wide = oneOf[byte](rng, 10, 11, 11), prefix("11.0.0.0/8")
+	}
+	source := oneOf(rng, net(inside), net(inside), net(inside), prefix("10.0.0.0/8"), wide)
 	r.In, r.Out = link(f.Inside), link(f.Outside)
 	switch rng.IntN(8) {
 	case 0:
 		r.Action = rulefile.Masquerade{Source: source, Ports: oneOf(rng, rulefile.PortRange{}, ports(3000, 3099))}
-		r.Out = oneOf(rng, r.Out, r.Out, "eth1")
+		r.Out = oneOf(rng, r.Out, r.Out, f.Inside[0])
 	case 1:
 		r.Action = rulefile.SNAT{Source: source, Pool: oneOf(rng, f.Pools...).Name}
 	case 2:
 		r.Action = rulefile.SNAT{Source: source, Address: few(rng, 101), Ports: oneOf(rng, rulefile.PortRange{}, ports(4000, 4099))}
-		r.Out = oneOf(rng, r.Out, r.Out, "eth1")
+		r.Out = oneOf(rng, r.Out, r.Out, f.Inside[0])
 	case 3, 4:
-		m := rulefile.Map{Inside: net(10), Stateless: rng.IntN(2) == 0}
+		m := rulefile.Map{Inside: net(inside), Stateless: rng.IntN(2) == 0}
 		m.Outside = netip.PrefixFrom(few(rng, 100), m.Inside.Bits()).Masked()
 		if rng.IntN(8) == 0 {
 			m.Outside = m.Inside
 		}
-		if m.Stateless {
-			r.In, r.Out = "", ""
-		}
 		r.Action = m
 	case 5:
-		a := rulefile.Exclude{Source: source, Destination: oneOf(rng, net(100), net(10), prefix("198.51.100.0/28"))}
+		a := rulefile.Exclude{Source: source, Destination: oneOf(rng, net(100), net(inside), prefix("198.51.100.0/28"))}
 		if a.Protocol = oneOf(rng, rulefile.AnyProtocol, rulefile.TCP, rulefile.UDP); a.Protocol != rulefile.AnyProtocol && rng.IntN(2) == 0 {
 			a.Ports = somePorts(rng)
 		}
@@ -141,16 +155,20 @@ func randomRule(rng *rand.Rand, f *rulefile.File) (r rulefile.Rule) {
 		if rng.IntN(3) == 0 {
 			a.Protocol, a.Ports = oneOf(rng, a.Protocol, rulefile.AnyProtocol), rulefile.PortRange{}
 		}
-		inside := rng.IntN(4) > 0 // all targets: Explain follows the route of the first
-		for n := range oneOf(rng, byte(1), 1, 2) {
+		toInside := rng.IntN(4) > 0 // all targets: Explain follows the route of the first
+		for n := range oneOf(rng, byte(1), 1, 2, 3) {
 			to := rulefile.Target{Address: netip.AddrFrom4([4]byte{198, 51, 100, 50 + n})}
-			if inside {
-				to.Address = few(rng, 10)
+			if toInside {
+				to.Address = few(rng, inside)
 			}
 			if !a.Ports.IsZero() && rng.IntN(2) == 0 {
 				to.Ports = ports(a.Ports.First+8000, a.Ports.Last+8000)
 			}
 			a.Targets = append(a.Targets, to)
+			a.Weights = append(a.Weights, oneOf(rng, 1, 1, 20))
+		}
+		if len(a.Targets) == 1 || rng.IntN(2) == 0 {
+			a.Weights = nil
 		}
 		r.Action, r.In, r.Out = a, link(slices.Concat(f.Inside, f.Outside)), ""
 	}
@@ -159,11 +177,18 @@ func randomRule(rng *rand.Rand, f *rulefile.File) (r rulefile.Rule) {
 
 // randomPacket is the n-th of a file. Each has a port of its own, and one without ports comes first,
 // so none belongs to the session of another.
-func randomPacket(rng *rand.Rand, n uint16) (from string, p packet) {
+func randomPacket(rng *rand.Rand, f *rulefile.File, n uint16) (from string, p packet) {
 	from, p.protocol = oneOf(rng, "in", "out"), oneOf(rng, "udp", "udp", "tcp", "tcp", "icmp")
-	src, dst := few(rng, 10), oneOf(rng, few(rng, 100), few(rng, 100), few(rng, 101), few(rng, 10), addr(routerOutside), addr("198.51.100.9"), addr("198.51.100.77"), addr("100.66.0.2"))
+	inside := byte(10)
+	if len(f.OneArmed()) > 0 {
+		inside = oneOf[byte](rng, 10, 11)
+	}
+	src, dst := few(rng, 10), oneOf(rng, few(rng, 100), few(rng, 100), few(rng, 101), few(rng, inside), addr(routerOutside), addr("198.51.100.9"), addr("198.51.100.77"), addr("100.66.0.2"))
 	if from == "out" {
 		src = netip.AddrFrom4([4]byte{198, 51, 100, byte(100 + rng.IntN(20))})
+		if inside == 11 {
+			src = few(rng, 11)
+		}
 	}
 	own, asked := 20000+n, uint16(78+rng.IntN(11))
 	switch {
@@ -202,8 +227,8 @@ func (routes) IsLocal(a netip.Addr) bool { return routes{}.LinkOf(a) != "" }
 type outcome struct {
 	steps               []rulefile.Step
 	source, destination *rulefile.Rule
+	stateless           bool // rewritten without a session
 	dropped             bool
-	noReply             bool // the reply is not known to come back
 	exempt              bool // engine nft differs by design
 	src                 []rulefile.AddressRange
 	srcPorts            rulefile.PortRange
@@ -214,6 +239,8 @@ func (o outcome) kind() string {
 	switch {
 	case o.dropped:
 		return "dropped"
+	case o.stateless:
+		return "stateless"
 	case o.source != nil && o.destination != nil:
 		return "both"
 	case o.source != nil:
@@ -251,8 +278,13 @@ func explained(f *rulefile.File, from string, p packet) outcome {
 	if asked.Protocol.HasPorts() {
 		asked.DestinationPort = p.dst.Port()
 	}
-	o := outcome{steps: rulefile.Explain(f, asked, routes{}), dst: []netip.AddrPort{p.dst}}
+	o := outcome{dst: []netip.AddrPort{p.dst}}
 	o.src, o.srcPorts = single(asked.Source), rulefile.PortRange{First: p.src.Port(), Last: p.src.Port()}
+	maps := statelessOf(f)
+	if maps.rewrite(&o, asked) {
+		return o
+	}
+	o.steps = rulefile.Explain(maps.sessions(asked), asked, routes{})
 	for _, s := range o.steps {
 		switch {
 		case s.Stage == rulefile.StageDestination && s.Applies:
@@ -268,13 +300,24 @@ func explained(f *rulefile.File, from string, p packet) outcome {
 	} else if (routes{}).IsLocal(asked.Destination) {
 		o.exempt = true // the gateway's own stack has it
 	}
-	toInside := (routes{}).Egress(asked.Source, o.dst[0].Addr()) == "eth1"
+	out := (routes{}).Egress(asked.Source, o.dst[0].Addr())
+	hairpin := isInside(f, asked.In, asked.Source) && isInside(f, out, o.dst[0].Addr()) && o.moves()
 	if o.source != nil {
-		o.hidden(f, asked, toInside)
+		o.hidden(f, asked, out, hairpin)
 	}
-	o.exempt = o.exempt || asked.Source == asked.Destination // by design: passed on
-	o.differs(f, asked)
+	// By design: passed on, as what goes to an interface that is not the file's.
+	o.exempt = o.exempt || asked.Source == asked.Destination || !f.IsInside(out) && !f.IsOutside(out)
+	// By design: the rules of the first outside interface.
+	o.exempt = o.exempt || hairpin && f.Outside[0] != "eth0" && slices.ContainsFunc(f.Rules, func(r rulefile.Rule) bool { return f.IsOutside(r.Out) })
 	return o
+}
+
+// isInside reports whether an address behind an interface is an internal host's.
+func isInside(f *rulefile.File, link string, a netip.Addr) bool {
+	if !f.IsOneArmed(link) {
+		return f.IsInside(link)
+	}
+	return slices.ContainsFunc(f.InsideHosts(), func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 func single(a netip.Addr) []rulefile.AddressRange {
@@ -309,15 +352,15 @@ func atSamePlace(a netip.Addr, from, to netip.Prefix) netip.Addr {
 }
 
 // hidden is the source that a rule gives.
-func (o *outcome) hidden(f *rulefile.File, p rulefile.Packet, toInside bool) {
+func (o *outcome) hidden(f *rulefile.File, p rulefile.Packet, out string, hairpin bool) {
 	var given rulefile.PortRange
 	switch a := o.source.Action.(type) {
 	case rulefile.Masquerade:
 		given, o.src = a.Ports, single(addr(routerOutside))
-		if toInside {
+		if out == "eth1" {
 			o.src = single(addr(routerInside))
 		}
-		if toInside && p.In == "eth1" && o.moves() {
+		if hairpin {
 			o.src = single(p.Destination) // by design: the address that it asked for
 		}
 	case rulefile.SNAT:
@@ -336,62 +379,8 @@ func (o *outcome) hidden(f *rulefile.File, p rulefile.Packet, toInside bool) {
 	}
 }
 
-// differs notes what docs/rules.md reports of stateless maps: they come before rules that are bound
-// to interfaces; what a host of one sends to an address of a dnat or of a map keeps its source; and what
-// comes in for an external address of one is its host's, whatever was sent from that address.
-func (o *outcome) differs(f *rulefile.File, p rulefile.Packet) {
-	o.noReply = o.replyExcluded(f, p)
-	for i := range f.Rules {
-		r := &f.Rules[i]
-		m, ok := r.Action.(rulefile.Map)
-		if !ok || !m.Stateless {
-			continue
-		}
-		from, to := m.Inside.Contains(p.Source), m.Outside.Contains(p.Destination)
-		o.exempt = o.exempt || (from || to) && (isBound(o.source) || isBound(o.destination))
-		o.exempt = o.exempt || p.In == "eth1" && (from && addressesRule(f, p.Destination) || r == o.destination)
-		o.noReply = o.noReply || r != o.destination && m.Inside.Contains(o.dst[0].Addr()) || r != o.source && m.Outside.Contains(o.src[0].First)
-	}
-}
-
-// replyExcluded reports whether a stateless map's reply, which is asked the rules as any packet, is
-// perhaps excluded.
-func (o *outcome) replyExcluded(f *rulefile.File, p rulefile.Packet) bool {
-	if !isStateless(o.source) && !isStateless(o.destination) {
-		return false
-	}
-	return slices.ContainsFunc(f.Rules, func(r rulefile.Rule) bool {
-		a, ok := r.Action.(rulefile.Exclude)
-		return ok && a.Source.Contains(o.dst[0].Addr()) && (a.Destination.Contains(o.src[0].First) || a.Destination.Contains(p.Source))
-	})
-}
-
-// addressesRule reports whether an address is one that a rule with sessions translates, perhaps of
-// another interface.
-func addressesRule(f *rulefile.File, a netip.Addr) bool {
-	return slices.ContainsFunc(f.Rules, func(r rulefile.Rule) bool {
-		switch action := r.Action.(type) {
-		case rulefile.DNAT:
-			return action.Address == a
-		case rulefile.Map:
-			return action.Outside.Contains(a)
-		}
-		return false
-	})
-}
-
-func isStateless(r *rulefile.Rule) bool {
-	if r == nil {
-		return false
-	}
-	m, ok := r.Action.(rulefile.Map)
-	return ok && m.Stateless
-}
-
-func isBound(r *rulefile.Rule) bool { return r != nil && (r.In != "" || r.Out != "") }
-
-// expect sends a packet and checks what comes out where, and the reply.
-func (b *bench) expect(t *testing.T, from string, p packet, o outcome) {
+// expect sends a packet and checks what comes out where, and that a reply and an ICMP error come back.
+func (b *bench) expect(t *testing.T, f *rulefile.File, from string, p packet, o outcome) {
 	t.Helper()
 	hosts := map[string]*host{"in": b.inside, "out": b.outside}
 	hosts[from].sends(t, p)
@@ -413,12 +402,52 @@ func (b *bench) expect(t *testing.T, from string, p packet, o outcome) {
 		t.Errorf("came out at %s as %s, wanted at %s: %v port %v > %v", at, got, side, o.src, o.srcPorts, o.dst)
 		return
 	}
-	if o.noReply {
+	if !repliesReturn(f, o, at, p, got) {
 		return
 	}
 	hosts[at].sends(t, got.answer())
 	if back, want := b.until(t, at), from+" "+p.answer().String(); !slices.Equal(back, []string{want}) {
 		t.Errorf("came out at %s as %s, its reply came back as %v, want %q", at, got, back, want)
+	}
+	b.expectError(t, from, at, p, got, o)
+}
+
+// repliesReturn reports whether the reply to a packet that came out at a side is translated back. It is
+// unless a stateless map rewrites it that has not rewritten the packet, or none does that has.
+func repliesReturn(f *rulefile.File, o outcome, at string, p, got packet) bool {
+	reply, want := got, p.answer()
+	reply.src, reply.dst = got.dst, got.src
+	back := explained(f, at, reply)
+	if !o.stateless {
+		return !back.stateless
+	}
+	return back.stateless && slices.Equal(back.dst, []netip.AddrPort{want.dst}) && slices.Equal(back.src, single(want.src.Addr()))
+}
+
+// expectError sends an ICMP error about a packet that came out, from its receiver or from a router
+// before that, and checks that its sender gets it as being about what it sent. Where the destination was
+// translated, the error is from the address that was asked for.
+func (b *bench) expectError(t *testing.T, from, at string, p, got packet, o outcome) {
+	t.Helper()
+	sender := got.dst.Addr()
+	if p.src.Port()%2 == 0 {
+		sender = map[string]netip.Addr{"in": addr("10.99.0.1"), "out": addr("192.0.2.1")}[at]
+	}
+	as := sender
+	if o.moves() || o.stateless && o.destination != nil || sender == got.dst.Addr() {
+		as = p.dst.Addr()
+	}
+	packet := func(src, dst netip.Addr, about packet) []byte {
+		quoted := about.bytes()
+		quoted = quoted[:min(len(quoted), 28+int(p.src.Port()%3)*8)]
+		return pktbuild.IPv4{Src: src, Dst: dst, TTL: 64, Payload: pktbuild.ICMP{Type: 3, Code: errorCode, Data: quoted}}.Bytes()
+	}
+	h := map[string]*host{"in": b.inside, "out": b.outside}[at]
+	if err := unix.Sendto(h.send, packet(sender, got.src.Addr(), got), 0, &unix.SockaddrInet4{Addr: got.src.Addr().As4()}); err != nil {
+		t.Fatal(err)
+	}
+	if back, want := b.until(t, at), from+" "+errorText(packet(as, p.src.Addr(), p)); !slices.Equal(back, []string{want}) {
+		t.Errorf("came out at %s as %s, an ICMP error of %s about it came back as\n%s\nwant\n%s", at, got, sender, strings.Join(back, "\n"), want)
 	}
 }
 
@@ -457,6 +486,63 @@ func (b *bench) until(t *testing.T, from string) (came []string) {
 		}
 		came = append(came, from+" "+got)
 	}
+}
+
+// Where the outside interface is on both sides, what an internal host sends by a destination rule to a
+// host outside is no hairpin. (Two outside interfaces, of which the other is the first.)
+func TestOneArmedToOutside(t *testing.T) {
+	b := newBench(t)
+	f := file(rules(
+		rulefile.DNAT{Protocol: rulefile.TCP, Address: addr("100.64.0.1"), Ports: ports(80, 80), Targets: []rulefile.Target{target("198.51.100.9")}},
+		rulefile.DNAT{Protocol: rulefile.TCP, Address: addr("100.64.0.1"), Ports: ports(81, 81), Targets: []rulefile.Target{target("11.2.0.1")}},
+		rulefile.Masquerade{Source: prefix("11.0.0.0/8")},
+		rulefile.SNAT{Source: prefix("11.1.0.0/16"), Address: addr("100.64.0.2")},
+	))
+	f.Inside, f.Outside = []string{"eth1", "eth0"}, []string{"eth3", "eth0"}
+	f.Rules[3].Out = "eth0"
+	if err := compile(t, f).Apply(b.router.ns); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []crossing{
+		{"out", "tcp 11.2.0.9:4000 > 100.64.0.1:80", "out", "tcp 203.0.113.1:4000 > 198.51.100.9:80"},
+		{"out", "tcp 11.1.0.9:4000 > 100.64.0.1:80", "out", "tcp 100.64.0.2:4000 > 198.51.100.9:80"},
+		{"out", "tcp 11.2.0.9:4001 > 100.64.0.1:81", "out", "tcp 100.64.0.1:4001 > 11.2.0.1:81"},
+	} {
+		b.cross(t, c)
+	}
+}
+
+// Between internal hosts nothing is translated, also where one keeps its address by a stateless map.
+func TestStatelessAmongInside(t *testing.T) {
+	b := newBench(t)
+	f := file(rules(
+		rulefile.Map{Inside: prefix("10.1.0.0/24"), Outside: prefix("10.1.0.0/24"), Stateless: true},
+		rulefile.Map{Inside: prefix("10.2.0.0/24"), Outside: prefix("100.64.2.0/24"), Stateless: true},
+	))
+	if err := compile(t, f).Apply(b.router.ns); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []crossing{
+		{"in", "udp 10.1.0.1:4000 > 10.2.0.1:53", "in", "udp 10.1.0.1:4000 > 10.2.0.1:53"},
+		{"in", "udp 10.2.0.2:4000 > 10.1.0.2:53", "in", "udp 10.2.0.2:4000 > 10.1.0.2:53"},
+		{"in", "udp 10.1.0.1:4000 > 198.51.100.9:53", "out", "udp 10.1.0.1:4000 > 198.51.100.9:53"},
+		{"out", "udp 198.51.100.9:4001 > 10.1.0.1:53", "in", "udp 198.51.100.9:4001 > 10.1.0.1:53"},
+	} {
+		b.cross(t, c)
+	}
+}
+
+// An ICMP error about a packet between internal hosts, which is not translated, is not either, though
+// the router that sends it has an address of the outside.
+func TestOneArmedErrorAmongInside(t *testing.T) {
+	b := newBench(t)
+	f := file(rules(rulefile.Map{Inside: prefix("11.0.0.0/28"), Outside: prefix("100.0.0.0/28"), Stateless: true}))
+	f.Inside = f.Outside
+	if err := compile(t, f).Apply(b.router.ns); err != nil {
+		t.Fatal(err)
+	}
+	p := parsePacket("udp 11.0.0.3:4000 > 11.0.0.8:53")
+	b.expect(t, f, "out", p, explained(f, "out", p))
 }
 
 // What random packets have found.
