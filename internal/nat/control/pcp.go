@@ -351,13 +351,13 @@ func (c *portControl) Of(host netip.Addr) (out []pcp.Mapping) {
 	if err != nil {
 		return nil
 	}
-	// What could not be read is not ended, and expires.
-	_ = c.engine.Leases(func(l *datapath.Lease) bool {
-		if l.Inside.Addr() == host && l.Zone == zone {
-			out = append(out, mappingOf(l))
-		}
-		return true
-	})
+	leases, err := c.engine.LeasesOf(host, zone)
+	if err != nil {
+		return nil // they are not ended, and expire
+	}
+	for _, l := range leases {
+		out = append(out, mappingOf(l))
+	}
 	return out
 }
 

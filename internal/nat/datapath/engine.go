@@ -34,6 +34,7 @@ type Engine struct {
 	before   map[string]*ebpf.Program // replaced by Upgrade, until Close
 	links    []io.Closer              // of an engine without pins
 	zones    map[uint8]string         // NameZones
+	leases   leaseIndex
 }
 
 // commonMaps are those of bpf/lib.

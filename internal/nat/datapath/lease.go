@@ -143,6 +143,9 @@ func (e *Engine) askLease(q *LeaseRequest, op abiNatLeaseOp) (netip.AddrPort, Le
 	if _, err := binary.Decode(back[leaseFrame:], binary.NativeEndian, &r); err != nil {
 		return netip.AddrPort{}, 0, err
 	}
+	if op == abiNatLeaseOpNAT_LEASE_MAKE && LeaseResult(result) == LeaseDone {
+		e.leases.add(&r.Key, time.Now())
+	}
 	if r.Ticks < Ticks(q.Lifetime) {
 		q.Lifetime = time.Duration(r.Ticks) << uint(abiNatLimitNAT_TICK_SHIFT)
 	}
@@ -174,8 +177,67 @@ func (e *Engine) Leases(fn func(*Lease) bool) error {
 	})
 }
 
+// leaseIndex has the keys of leases by host, for LeasesOf: all that there were when it was made, and
+// those that this process has made since. Some of them have ended since.
+type leaseIndex struct {
+	made time.Time
+	keys map[leaseHost]map[abiNatLeaseKey]struct{} // nil: it is not made
+}
+
+type leaseHost struct {
+	addr abiNatAddr
+	zone uint8
+}
+
+// leaseIndexAge is after how long it is made again, without those that have ended.
+const leaseIndexAge = time.Minute
+
+// add adds a lease, if there is an index.
+func (x *leaseIndex) add(key *abiNatLeaseKey, now time.Time) {
+	if now.Sub(x.made) > leaseIndexAge {
+		x.keys = nil
+	}
+	if x.keys == nil {
+		return
+	}
+	host := leaseHost{key.Internal.Addr, key.Internal.Zone}
+	if x.keys[host] == nil {
+		x.keys[host] = map[abiNatLeaseKey]struct{}{}
+	}
+	x.keys[host][*key] = struct{}{}
+}
+
+// LeasesOf gives the explicit mappings of a host in a zone that Lease of this Engine has made, or
+// that were there before. It looks at those of everybody once a minute at most. Like Lease it is for
+// one caller at a time.
+func (e *Engine) LeasesOf(host netip.Addr, zone uint8) (out []*Lease, err error) {
+	x, now := &e.leases, time.Now()
+	if x.keys == nil || now.Sub(x.made) > leaseIndexAge {
+		*x = leaseIndex{made: now, keys: map[leaseHost]map[abiNatLeaseKey]struct{}{}}
+		err := eachEntry(e.m.Leases, func(key *abiNatLeaseKey, _ *abiNatLease) bool { x.add(key, now); return true })
+		if err != nil {
+			x.keys = nil
+			return nil, err
+		}
+	}
+	keys := x.keys[leaseHost{octets(host), zone}]
+	for key := range keys {
+		var l abiNatLease
+		err := e.m.Leases.Lookup(&key, &l)
+		switch {
+		case errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && l.Expires == 0:
+			delete(keys, key)
+		case err != nil:
+			return nil, fmt.Errorf("read an explicit mapping: %w", err)
+		default:
+			out = append(out, leaseOf(&key, &l, clock()))
+		}
+	}
+	return out, nil
+}
+
 // FindLease gives the explicit mapping of an internal endpoint in a zone, of whatever pool; nil: there is
-// none. Leases goes through those of everybody.
+// none.
 func (e *Engine) FindLease(inside, remote netip.AddrPort, protocol, zone uint8) (*Lease, error) {
 	key := abiNatLeaseKey{Internal: abiNatMappingKey{
 		Addr: octets(inside.Addr()), Port: bigEndian(inside.Port()), Class: uint8(abiNatClassNAT_UDP), Zone: zone,

@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -76,6 +77,70 @@ func (l *leaser) stranger(t *testing.T, from string, to netip.AddrPort) bool {
 		return true
 	}
 	return false
+}
+
+// Those of one host are found without a look at those of all: made before and since, and not any more
+// when they have ended.
+func TestLeasesOf(t *testing.T) {
+	l := aLeaser(t, 0)
+	const others = 60000
+	keys, values := make([]abiNatLeaseKey, others), make([]abiNatLease, others)
+	for i := range keys {
+		keys[i].Internal = abiNatMappingKey{Addr: abiNatAddr{Octet: [4]byte{10, 9, byte(i >> 8), byte(i)}}, Port: 1, Class: uint8(abiNatClassNAT_UDP)}
+		values[i].Expires = 1
+	}
+	if _, err := l.maps["leases"].BatchUpdate(keys, values, nil); err != nil {
+		t.Fatal(err)
+	}
+	port := func(p uint16) func(*LeaseRequest) {
+		return func(q *LeaseRequest) { q.Inside = netip.AddrPortFrom(insideHost, p) }
+	}
+	has := func(want ...uint16) {
+		t.Helper()
+		var got []uint16
+		all, err := l.e.LeasesOf(insideHost, 0)
+		for _, one := range all {
+			got = append(got, one.Inside.Port())
+			if one.Inside.Addr() != insideHost || one.Nonce != [12]byte{1} || one.Left <= 0 {
+				t.Errorf("lease %+v", one)
+			}
+		}
+		slices.Sort(got)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("leases of ports %v, want %v (%v)", got, want, err)
+		}
+	}
+	l.mustAsk(t, port(5000))
+	begun := time.Now()
+	has(5000)
+	whole := time.Since(begun)
+	l.mustAsk(t, port(5001))
+	l.mustAsk(t, port(5001))
+	l.mustAsk(t, port(5002))
+	begun = time.Now()
+	for range 125 {
+		has(5000, 5001, 5002)
+	}
+	if took := time.Since(begun); took > 20*whole { // as GC comes by, and other programs
+		t.Errorf("125 times took %v, once with a look at %d leases %v", took, others, whole)
+	}
+	end := func(q *LeaseRequest) { port(5001)(q); q.Lifetime = 0 }
+	if _, r := l.ask(t, end); r != LeaseDone {
+		t.Errorf("the end: %d", r)
+	}
+	has(5000, 5002)
+	// Somebody else ended one, as GC does.
+	deleteAll[abiNatLeaseKey, abiNatLease](t, l.maps["leases"])
+	has()
+	l.mustAsk(t, port(5003))
+	has(5003)
+	// An index that is too old is made again.
+	l.e.leases.made = l.e.leases.made.Add(-2 * leaseIndexAge)
+	l.mustAsk(t, port(5004))
+	if l.e.leases.keys != nil {
+		t.Error("an old index is kept, and grows")
+	}
+	has(5003, 5004)
 }
 
 // An explicit mapping lets strangers in though its rule filters by endpoint; it can be extended and

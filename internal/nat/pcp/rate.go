@@ -18,8 +18,7 @@ type Rate struct {
 // requests a second cost a few per cent of a processor.
 var DefaultRate = Rate{PerSecond: 16, Burst: 64, AllPerSecond: 2000, AllBurst: 2000}
 
-// allCosts is how many requests one is that ends all mappings of a host: for it those of all hosts are
-// looked at, some 100 ms with 65536 of them.
+// allCosts is how many requests one is that ends all mappings of a host: it ends as many as the host has.
 const allCosts = 16
 
 // clientsMax is how many clients are known at a time: those whose bucket is not full. Others share

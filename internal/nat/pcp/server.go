@@ -34,7 +34,7 @@ type Engine interface {
 	Map(*Mapping) (outside netip.AddrPort, static bool, r Result)
 	// End ends a mapping: Success too if there is none.
 	End(*Mapping) Result
-	// Of gives those of a host: it goes through those of all hosts.
+	// Of gives those of a host.
 	Of(host netip.Addr) []Mapping
 	// Find gives the one of an internal endpoint, a protocol and a remote endpoint.
 	Find(*Mapping) (Mapping, bool)
