@@ -49,6 +49,28 @@ func TestDamagedFrame(t *testing.T) {
 	}
 }
 
+// The pool that a note is about can be told from the rest of it.
+func TestPool(t *testing.T) {
+	for _, c := range []struct {
+		event      Event
+		note, pool string
+	}{
+		{Created, OfPool("cgn", ""), "cgn"},
+		{Exhausted, OfPool("cgn", "no port left"), "cgn"},
+		{Exhausted, "no port left", ""},
+		{Exhausted, NearlyOfPool(812, 1000, "ports", "cgn"), "cgn"},
+		{Exhausted, NearlyOfPool(8, 10, "ports in blocks", "203.0.113.1"), "203.0.113.1"},
+		{Quota, OfPool("in_use-1", "port-limit: 4 packets refused until then"), "in_use-1"},
+		{Quota, "rate-limit: 1 packet refused until then", ""},
+		{Quota, Nearly(90, 100, "port blocks"), ""},
+	} {
+		r := Record{Event: c.event, Note: c.note}
+		if got := r.Pool(); got != c.pool {
+			t.Errorf("%q: pool %q, want %q", c.note, got, c.pool)
+		}
+	}
+}
+
 func TestWords(t *testing.T) {
 	for e := Tick; e <= Gap; e++ {
 		if got, ok := ParseEvent(e.String()); !ok || got != e {

@@ -143,12 +143,15 @@ func (r *Record) Least() Micros {
 	return r.Time
 }
 
-// nearly is in the note of a limit that is nearly reached, behind the share of it.
-const nearly = "%: "
+// nearly is in the note of a limit that is nearly reached, behind the share of it; inUse ends it.
+const (
+	nearly = "%: "
+	inUse  = " in use"
+)
 
 // Nearly is the note of a record that so much of a limit is in use, and nothing was refused.
 func Nearly(used, most int, what string) string {
-	return fmt.Sprintf("%d%s%d of %d %s in use", used*100/most, nearly, used, most, what)
+	return fmt.Sprintf("%d%s%d of %d %s%s", used*100/most, nearly, used, most, what, inUse)
 }
 
 // Nearly reports whether a record of a limit is of its approach only.
@@ -156,6 +159,36 @@ func (r *Record) Nearly() bool {
 	share, _, ok := strings.Cut(r.Note, nearly)
 	_, err := strconv.ParseUint(share, 10, 63)
 	return ok && err == nil && (r.Event == Exhausted || r.Event == Quota)
+}
+
+// ofPool precedes the name of a pool in a note.
+const ofPool = "pool "
+
+// OfPool is the note of a record about a pool, with what more there is to say.
+func OfPool(name, more string) string {
+	if more == "" {
+		return ofPool + name
+	}
+	return ofPool + name + ": " + more
+}
+
+// NearlyOfPool is Nearly of what a pool has.
+func NearlyOfPool(used, most int, what, name string) string {
+	return Nearly(used, most, what+" of "+ofPool+name)
+}
+
+// Pool is the name of the pool that the note of a block or of a limit has, "" if it has none.
+func (r *Record) Pool() string {
+	if r.Nearly() {
+		_, name, _ := strings.Cut(r.Note, " of "+ofPool)
+		return strings.TrimSuffix(name, inUse)
+	}
+	name, ok := strings.CutPrefix(r.Note, ofPool)
+	if !ok {
+		return ""
+	}
+	name, _, _ = strings.Cut(name, ":")
+	return name
 }
 
 // Has reports whether the translation had an external port. Port 0 is asked for where

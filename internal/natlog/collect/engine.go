@@ -472,14 +472,10 @@ func (s *engineSource) note(k datapath.LogKey, note string) string {
 	if k.Kind != datapath.LogBlock && k.Kind != datapath.LogNothing {
 		return note
 	}
-	name := s.poolOf(k.External)
-	switch {
-	case name == "":
-		return note
-	case note == "":
-		return "pool " + name
+	if name := s.poolOf(k.External); name != "" {
+		return natlog.OfPool(name, note)
 	}
-	return "pool " + name + ": " + note
+	return note
 }
 
 func (s *engineSource) poolOf(external [4]byte) string {

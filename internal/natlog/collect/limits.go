@@ -56,10 +56,15 @@ func (l *limits) look(c *collector) {
 	seen := map[limited]bool{}
 	near := func(event natlog.Event, tr natlog.Translation, what limited, used, most int) {
 		seen[what] = true
-		if l.crosses(what, used, most) {
-			tr.Source = natlog.Engine
-			c.record(natlog.Record{Translation: tr, Event: event, Time: at, Note: natlog.Nearly(used, most, what.what)})
+		if !l.crosses(what, used, most) {
+			return
 		}
+		note := natlog.Nearly(used, most, what.what)
+		if what.name != "" {
+			note = natlog.NearlyOfPool(used, most, what.what, what.name)
+		}
+		tr.Source = natlog.Engine
+		c.record(natlog.Record{Translation: tr, Event: event, Time: at, Note: note})
 	}
 	err := c.engine.log.Use(func(u datapath.SubscriberUse) {
 		tr := natlog.Translation{Internal: netip.AddrPortFrom(u.Subscriber, 0), Zone: uint16(u.Zone), Subscriber: c.engine.subscriber(u.Subscriber, u.Zone)}
@@ -91,7 +96,7 @@ func (l *limits) look(c *collector) {
 		if p.Blocks {
 			what = "ports in blocks"
 		}
-		near(natlog.Exhausted, natlog.Translation{External: netip.AddrPortFrom(p.Address, 0)}, limited{what: what + " of pool " + name, name: name}, p.Used, p.Total)
+		near(natlog.Exhausted, natlog.Translation{External: netip.AddrPortFrom(p.Address, 0)}, limited{what: what, name: name}, p.Used, p.Total)
 	}
 	for what := range l.high {
 		if !seen[what] { // the subscriber has gone

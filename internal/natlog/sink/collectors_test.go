@@ -310,7 +310,7 @@ func TestGoflow2(t *testing.T) {
 			Internal: endpoint("[2001:db8::9]:1000"), External: endpoint("198.51.100.1:5001"), Destination: endpoint("192.0.2.1:443")}},
 		natlog.Record{Event: natlog.Created, Time: sentAt, Translation: natlog.Translation{Kind: natlog.Session, Source: natlog.Kernel, Protocol: 6,
 			Internal: endpoint("[2001:db8::9]:1000"), External: endpoint("[2001:db8:1::1]:5001"), Destination: endpoint("[2001:db8:2::1]:443")}},
-		natlog.Record{Event: natlog.Exhausted, Time: sentAt, Note: "cgn", Translation: natlog.Translation{Source: natlog.Engine, Protocol: 6, External: endpoint("198.51.100.1:0")}},
+		natlog.Record{Event: natlog.Exhausted, Time: sentAt, Note: "pool cgn: no port left", Translation: natlog.Translation{Source: natlog.Engine, Protocol: 6, External: endpoint("198.51.100.1:0")}},
 		natlog.Record{Event: natlog.Quota, Time: sentAt, Note: "ports", Translation: natlog.Translation{Source: natlog.Engine, Protocol: 17,
 			Internal: endpoint("100.64.0.7:0"), Subscriber: "line 7"}},
 		natlog.Record{Event: natlog.Gap, Time: sentAt, Since: sentAt - 5_000_000, Translation: natlog.Translation{Source: natlog.Kernel}},
@@ -383,8 +383,8 @@ func goflow2Row(r *natlog.Record, form string, event int) map[string]any {
 		if r.Subscriber != "" {
 			row["subscriber"] = r.Subscriber
 		}
-		if r.Note != "" {
-			row["pool"] = r.Note
+		if name := r.Pool(); name != "" {
+			row["pool"] = name
 		}
 		if r.Event == natlog.Quota {
 			row["quota_event"] = 3.0

@@ -76,7 +76,7 @@ type shape struct {
 	topic                           topic
 	internal, external, destination family
 	since, network, subscriber      bool
-	note, quota                     bool
+	pool, quota                     bool
 }
 
 func shapeOf(r *natlog.Record) shape {
@@ -86,9 +86,9 @@ func shapeOf(r *natlog.Record) shape {
 	case r.Event == natlog.Gap:
 		return shape{topic: ofGap}
 	case r.Nearly():
-		s.topic, s.note, s.quota = ofThreshold, true, r.Event == natlog.Quota
+		s.topic, s.pool, s.quota = ofThreshold, r.Pool() != "", r.Event == natlog.Quota
 	case r.Event == natlog.Exhausted || r.Event == natlog.Quota:
-		s.topic, s.note, s.quota = ofLimit, r.Note != "", r.Event == natlog.Quota
+		s.topic, s.pool, s.quota = ofLimit, r.Pool() != "", r.Event == natlog.Quota
 	case r.Kind == natlog.Block:
 		s.topic = ofBlock
 	}
@@ -102,7 +102,7 @@ func (s shape) id() uint16 {
 	for _, f := range []family{s.internal, s.external, s.destination} {
 		n = n<<2 | uint16(f)
 	}
-	for _, yes := range []bool{s.since, s.network, s.subscriber, s.note, s.quota} {
+	for _, yes := range []bool{s.since, s.network, s.subscriber, s.pool, s.quota} {
 		n <<= 1
 		if yes {
 			n |= 1
@@ -290,8 +290,8 @@ func (s shape) fields(ipfix bool) []field {
 	if s.subscriber && ipfix {
 		list = append(list, text(371, func(r *natlog.Record) string { return r.Subscriber })) // userName
 	}
-	if s.note && ipfix {
-		list = append(list, text(284, func(r *natlog.Record) string { return r.Note })) // natPoolName
+	if s.pool && ipfix {
+		list = append(list, text(284, (*natlog.Record).Pool)) // natPoolName
 	}
 	return list
 }

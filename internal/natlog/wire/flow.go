@@ -130,7 +130,7 @@ func (f *Flow) Encode(records []natlog.Record, now time.Time, emit func(message 
 func (f *Flow) template(r *natlog.Record) *template {
 	s := shapeOf(r)
 	if f.Form == natlog.NetFlow9 {
-		s.subscriber, s.note = false, false
+		s.subscriber, s.pool = false, false
 	}
 	t := f.templates[s]
 	if t == nil {

@@ -237,12 +237,13 @@ var examples = []natlog.Record{
 		External: endpoint("198.51.100.1:64512"), LastPort: 65535, VLAN: 12}},
 	{Event: natlog.Created, Time: at, Translation: natlog.Translation{Kind: natlog.Mapping, Source: natlog.Engine,
 		Internal: endpoint("10.0.0.9:0"), External: endpoint("198.51.100.2:0")}},
-	{Event: natlog.Exhausted, Time: at, Note: "pool main", Translation: natlog.Translation{Source: natlog.Engine, Protocol: 6, External: endpoint("198.51.100.1:0")}},
+	{Event: natlog.Exhausted, Time: at, Note: "pool main: no port left", Translation: natlog.Translation{Source: natlog.Engine, Protocol: 6, External: endpoint("198.51.100.1:0")}},
 	{Event: natlog.Exhausted, Time: at, Note: "pool main", Translation: natlog.Translation{Source: natlog.Engine, Protocol: 17}},
 	{Event: natlog.Quota, Time: at, Note: "ports", Translation: natlog.Translation{Source: natlog.Engine, Protocol: 17, Internal: endpoint("100.64.0.7:0"), Subscriber: "line 7"}},
 	{Event: natlog.Gap, Time: at + 500, Since: at - 1_000_000, Note: "natkit log was not running"},
 	{Event: natlog.Exhausted, Time: at, Note: natlog.Nearly(812, 1000, "ports of pool main"), Translation: natlog.Translation{Source: natlog.Engine, External: endpoint("198.51.100.1:0")}},
 	{Event: natlog.Quota, Time: at, Note: natlog.Nearly(90, 100, "ports"), Translation: natlog.Translation{Source: natlog.Engine, Internal: endpoint("100.64.0.7:0"), Subscriber: "line 7"}},
+	{Event: natlog.Quota, Time: at, Note: "pool main: port-limit: 4 packets refused until then", Translation: natlog.Translation{Source: natlog.Engine, Protocol: 17, Internal: endpoint("100.64.0.7:0"), External: endpoint("198.51.100.1:0")}},
 }
 
 // expected is what of a record can be received.
@@ -259,6 +260,7 @@ func expected(r natlog.Record, form natlog.Form) (e natlog.Record, ok bool) {
 	case natlog.Exhausted, natlog.Quota:
 		e.Kind, e.Internal, e.External = natlog.NoKind, portless(r.Internal), portless(r.External)
 		e.Destination, e.LastPort = netip.AddrPort{}, 0
+		e.Note = r.Pool() // which limit it is has no element
 	default:
 		e.Note = ""
 		if r.Kind == natlog.Block {
@@ -388,7 +390,7 @@ func TestTemplateIDs(t *testing.T) {
 		for n := range 27 << 5 {
 			bits := n / 27
 			s := shape{topic: topic, internal: family(n % 3), external: family(n / 3 % 3), destination: family(n / 9 % 3),
-				since: bits&1 != 0, network: bits&2 != 0, subscriber: bits&4 != 0, note: bits&8 != 0, quota: bits&16 != 0}
+				since: bits&1 != 0, network: bits&2 != 0, subscriber: bits&4 != 0, pool: bits&8 != 0, quota: bits&16 != 0}
 			if had, ok := seen[s.id()]; ok && had != s {
 				t.Fatalf("%+v and %+v have template %d", had, s, s.id())
 			}

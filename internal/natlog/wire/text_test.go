@@ -27,7 +27,7 @@ func TestSyslogText(t *testing.T) {
 			`internal_address="100.64.0.7" internal_port="0" external_address="198.51.100.1" external_port="1024" external_port_last="1535" subscriber="line 7"] ` +
 			`block created 100.64.0.7:0 -> 198.51.100.1:1024-1535`},
 		{examples[9], `<28>1 2025-11-24T16:00:00.123456Z gw1 natkit - exhausted [natkit@32473 event="exhausted" translator="ebpf" protocol="tcp" ` +
-			`external_address="198.51.100.1" external_port="0" note="pool main"] no tcp port or address left -> 198.51.100.1:0`},
+			`external_address="198.51.100.1" external_port="0" note="pool main: no port left"] no tcp port or address left -> 198.51.100.1:0`},
 		{examples[12], `<28>1 2025-11-24T16:00:00.123956Z gw1 natkit - gap [natkit@32473 event="gap" since="2025-11-24T15:59:59.123456Z" note="natkit log was not running"] events are missing`},
 		{examples[13], `<28>1 2025-11-24T16:00:00.123456Z gw1 natkit - exhausted [natkit@32473 event="exhausted" translator="ebpf" ` +
 			`external_address="198.51.100.1" external_port="0" note="81%: 812 of 1000 ports of pool main in use"] few ports or addresses left -> 198.51.100.1:0`},
