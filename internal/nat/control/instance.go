@@ -160,7 +160,9 @@ func pinsOf(inode uint64) string { return datapath.InstanceDir(datapath.Root(run
 func (in *instance) release() error { return errors.Join(in.j.Close(), leavePins(in.pins)) }
 
 // remove lets others have the namespace, in which nothing is left.
-func (in *instance) remove() error { return errors.Join(in.j.Remove(), leavePins(in.pins)) }
+func (in *instance) remove() error {
+	return errors.Join(removeRecord(in.inode), in.j.Remove(), leavePins(in.pins))
+}
 
 // pinned reports whether an engine is there.
 func (in *instance) pinned() bool {
