@@ -22,6 +22,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"natkit/internal/nat/control"
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 	"natkit/internal/ui/report"
@@ -35,6 +36,7 @@ const (
 	exitUsage    = 2
 	exitFindings = 3 // doctor found something of severity warning or above, or an import lost something
 	exitUnjudged = 4 // doctor found nothing of the kind, or tune apply nothing to change, but could not judge every cause
+	exitReplace  = 5 // what is up cannot be taken over by this natkit: to try again does not help (deploy/systemd/natkit.service)
 )
 
 // env is everything that a command may touch of the process it runs in; tests
@@ -99,6 +101,8 @@ func run(ctx context.Context, args []string, e *env) int {
 		return exitUnjudged
 	case errors.As(err, &usage):
 		return e.fail(args, err, e.here(inWords(err)), exitUsage)
+	case errors.As(err, new(*control.ReplaceError)):
+		return e.fail(args, err, e.here(inWords(err)), exitReplace)
 	default:
 		return e.fail(args, err, e.here(inWords(err))+hint(err, os.Geteuid(), args), exitError)
 	}

@@ -11,9 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/datapath"
 	"natkit/internal/testutil/ktest"
 )
 
@@ -116,5 +118,53 @@ func TestServeCommand(t *testing.T) {
 	says("ended, and stopped the gateway")
 	if code, _, stderr := observed(t.Context(), "status --netns "+name); code != exitError || !strings.Contains(stderr, "natkit is not the gateway here") {
 		t.Errorf("status at the end: exit %d, %s", code, stderr)
+	}
+}
+
+// Where an engine of another natkit is up, commands that would need it end with an exit code of their own.
+func TestOtherNatkit(t *testing.T) {
+	ktest.Root(t)
+	ktest.RunDir(t)
+	name := twoLinks(t)
+	file := filepath.Join(t.TempDir(), "nat.yaml")
+	if err := os.WriteFile(file, []byte("inside: [in]\noutside: [out]\nlimits: {sessions: 1000, sources: 100}\nrules:\n  - masquerade: 10.0.0.0/24\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	about := " --netns " + name
+	if code, _, stderr := observed(t.Context(), "up --attach tc -f "+file+about); code != exitOK {
+		t.Fatalf("exit %d, %s", code, stderr)
+	}
+	defer observed(t.Context(), "down"+about)
+	if code, stdout, stderr := observed(t.Context(), "version --check"); strings.Contains(stderr, name) {
+		t.Errorf("exit %d, %q, %q", code, stdout, stderr)
+	}
+	ns, err := netns.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	dir := datapath.InstanceDir(datapath.Root(os.Getenv("NATKIT_RUN_DIR")), ns.Inode())
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, "maps", "control"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	c, err := m.LookupBytes(uint32(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c[0]++ // the version of the data structures
+	if err := m.Put(uint32(0), c); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range []string{"status" + about, "apply -f " + file + about, "serve -f " + file + about, "sessions" + about, "version --check"} {
+		code, stdout, stderr := observed(t.Context(), args)
+		if code != exitReplace || stdout != "" || strings.Count(stderr, "\n") > 1 && args != "version --check" || !strings.Contains(stderr, "`natkit --netns "+name+" down`") {
+			t.Errorf("%s: exit %d, %q, %q", args, code, stdout, stderr)
+		}
+	}
+	_, stdout, _ := observed(t.Context(), "doctor --for 10ms"+about)
+	if !strings.Contains(strings.Join(strings.Fields(stdout), " "), "goes on as it is, but has data structures of version ") {
+		t.Errorf("the doctor does not name it:\n%s", stdout)
 	}
 }

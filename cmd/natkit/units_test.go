@@ -3,10 +3,12 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -68,6 +70,56 @@ func TestUnits(t *testing.T) {
 		const exposure = "50" // tenths: beyond it systemd calls a service exposed
 		if out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold="+exposure, there).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", filepath.Base(unit), err, out)
+		}
+	}
+}
+
+// An exit code that starting again does not help ends natkit.service, and no other.
+func TestUnitEndsForGood(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/systemd/natkit.service")
+	if want := fmt.Sprintf("\nRestartPreventExitStatus=%d\n", exitReplace); err != nil || strings.Count(string(text), want) != 1 {
+		t.Errorf("natkit.service lacks %q, %v", want, err)
+	}
+}
+
+// postinst runs what is done after an upgrade, with a natkit whose check ends like that.
+func postinst(t *testing.T, check string) (restarted []string, said string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, script := range map[string]string{"natkit": check, "systemctl": `[ "$1" != try-restart ] || echo "$2"`} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("unshare", "--mount", "sh", "-ec", "mount -t tmpfs tmpfs /run; mkdir -p /run/systemd/system; exec sh ../../deploy/packages/postinst.sh configure 0.0.1")
+	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s%s", err, out, &errs)
+	}
+	return strings.Fields(string(out)), errs.String()
+}
+
+// An upgrade of the package restarts what runs, but for what keeps an engine that the new natkit cannot
+// take over: that stays, and the upgrade says how to change over.
+func TestUpgradeRestarts(t *testing.T) {
+	ktest.Root(t)
+	ktest.Tool(t, "unshare")
+	monitor, all := []string{"natkit-monitor.service"}, []string{"natkit-monitor.service", "natkit.service", "natkit-log.service"}
+	for _, c := range []struct {
+		check string
+		want  []string
+		says  string
+	}{
+		{"echo natkit 2", all, ""},
+		{"echo natkit: no /proc >&2; exit 1", all, ""},
+		{`[ "$*" = "version --check" ] || exit 0; echo natkit: the engine goes on >&2; exit 5`, monitor, "natkit: the engine goes on\nnatkit: natkit.service and natkit-log.service are not restarted"},
+	} {
+		got, said := postinst(t, c.check)
+		if !slices.Equal(got, c.want) || !strings.HasPrefix(said, c.says) || (c.says == "") != (said == "") {
+			t.Errorf("%s: restarted %q, want %q; %q", c.check, got, c.want, said)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strconv"
 
 	"natkit/internal/kernel/netns"
@@ -77,13 +78,56 @@ func (r *record) killed(ns *netns.Handle) error {
 	return fmt.Errorf("%w: who brought it up, or down, was killed: %s brings it up again, %s removes it", errHalf, r.again(ns), r.down(ns))
 }
 
+// ReplaceError says that this natkit can't take over what is up, now or later: it goes on as it
+// is until somebody takes it down.
+type ReplaceError struct{ error }
+
+func (e *ReplaceError) Unwrap() error { return e.error }
+
 // unopened is why the engine of the record, which is whole, does not open.
 func (r *record) unopened(ns *netns.Handle, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return r.half(ns)
 	case errors.As(err, new(*datapath.ABIError)), errors.As(err, new(*datapath.DamagedError)):
-		return fmt.Errorf("%w: %s; its sessions end", err, r.restart(ns))
+		return &ReplaceError{fmt.Errorf("%w: %s; its sessions end", err, r.replace(ns))}
 	}
 	return err
+}
+
+// replace is restart, also where a natkit serve keeps what is up: that has to be stopped first.
+func (r *record) replace(ns *netns.Handle) string {
+	by, err := served(ns.Inode())
+	switch {
+	case err != nil || by == nil:
+		return r.restart(ns)
+	case by.Process == os.Getpid():
+		return r.down(ns) + ", then start natkit serve again"
+	}
+	return fmt.Sprintf("stop natkit serve (process %d), which keeps it, then %s, then start natkit serve again", by.Process, r.down(ns))
+}
+
+// CheckTakeover gives a *ReplaceError for each engine on this machine that this natkit can't take
+// over, as another one made it with other data structures.
+func CheckTakeover() error {
+	places, err := netns.All()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range places {
+		other := datapath.CheckABI(pinsOf(p.Inode))
+		if !errors.As(other, new(*datapath.ABIError)) {
+			continue
+		}
+		ns, err := netns.Open(p.Ref)
+		if err != nil {
+			continue // it has just ended
+		}
+		if rec, err := ofEngine(recordOf(ns)); err == nil && rec.Whole {
+			errs = append(errs, rec.unopened(ns, other))
+		}
+		ns.Close()
+	}
+	return errors.Join(errs...)
 }

@@ -163,10 +163,12 @@ func (s *server) begin(ctx context.Context) error {
 	switch {
 	case errors.Is(err, ErrDown) || notWhole(err) || err == nil && !rec.Whole:
 		return s.bringUp(ctx)
+	case errors.Is(err, errAccelOn):
+		return &ReplaceError{err}
 	case err != nil:
 		return err
 	case s.o.Engine != "" && s.o.Engine != rec.Engine:
-		return fmt.Errorf("engine %s is up: %s first, or serve that engine; sessions end", rec.Engine, rec.down(s.o.Namespace))
+		return &ReplaceError{fmt.Errorf("engine %s is up: %s first, or serve that engine; sessions end", rec.Engine, rec.down(s.o.Namespace))}
 	}
 	file, err := rec.rules()
 	if err != nil {

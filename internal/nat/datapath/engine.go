@@ -89,7 +89,37 @@ type ABIError struct {
 }
 
 func (e *ABIError) Error() string {
-	return fmt.Sprintf("the engine at %s was made with data structures of version %d, this natkit has version %d", e.Dir, e.Have, e.Want)
+	return fmt.Sprintf("what is at %s goes on as it is, but has data structures of version %d, and this natkit works with version %d", e.Dir, e.Have, e.Want)
+}
+
+// CheckABI gives an *ABIError if what is pinned as dir is of another make.
+func CheckABI(dir string) error {
+	control, err := openControl(dir)
+	if err != nil {
+		return err
+	}
+	return control.Close()
+}
+
+// openControl opens the map that says of which make the instance pinned as dir is.
+func openControl(dir string) (*ebpf.Map, error) {
+	pin := filepath.Join(dir, mapsDir, tcMapControl)
+	control, err := ebpf.LoadPinnedMap(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, &DamagedError{pin}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open NAT engine: %w", err)
+	}
+	// The first word has the same meaning in every version, what comes behind it not.
+	c, err := control.LookupBytes(uint32(0))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open NAT engine: %w", err), control.Close())
+	}
+	if have := binary.NativeEndian.Uint32(c); have != abi {
+		return nil, errors.Join(&ABIError{Dir: dir, Have: have, Want: abi}, control.Close())
+	}
+	return control, nil
 }
 
 // ErrExists says that the namespace has an engine already.
@@ -348,23 +378,11 @@ func openPins(dir string) (_ *Engine, err error) {
 	if _, err := os.Stat(dir); err != nil {
 		return nil, err
 	}
-	pin := filepath.Join(dir, mapsDir, tcMapControl)
-	control, err := ebpf.LoadPinnedMap(pin, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, &DamagedError{pin}
-	}
+	control, err := openControl(dir)
 	if err != nil {
-		return nil, fmt.Errorf("open NAT engine: %w", err)
+		return nil, err
 	}
 	e.maps[tcMapControl] = control
-	// The first word has the same meaning in every version, what comes behind it not.
-	c, err := control.LookupBytes(uint32(0))
-	if err != nil {
-		return nil, fmt.Errorf("open NAT engine: %w", err)
-	}
-	if have := binary.NativeEndian.Uint32(c); have != abi {
-		return nil, &ABIError{Dir: dir, Have: have, Want: abi}
-	}
 	err = eachPin(filepath.Join(dir, mapsDir), func(name, path string) error {
 		if e.maps[name] != nil {
 			return nil
