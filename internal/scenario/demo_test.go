@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	}
 	remove := ktest.SharedRunDir() // labs of others are none of these tests' business
 	ktest.MoreAtOnce(2)
-	code := m.Run()
+	code := ktest.OwnMachine(m)
 	remove()
 	ktest.CleanNatkit()
 	os.Exit(code)

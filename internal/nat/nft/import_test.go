@@ -84,7 +84,7 @@ func asJSON(t *testing.T, rules []byte) []byte {
 			return fmt.Errorf("nft -f: %w: %s", err, out)
 		}
 		var err error
-		list, err = exec.Command(ktest.Tool(t, "nft"), "-j", "list", "ruleset").Output()
+		list, err = ktest.WithoutTraces(t, func() ([]byte, error) { return exec.Command(ktest.Tool(t, "nft"), "-j", "list", "ruleset").Output() })
 		return err
 	}); err != nil {
 		t.Fatal(err)
