@@ -3,13 +3,14 @@
 #
 # How much a natkit command slows the kernel's NAT while it runs: trials of natkit bench udp (nftables masquerade, 64 bytes)
 # without and beside it, in turns, so that what else the machine does falls on both. Prints the pairs, both medians with
-# their range, and the median of the pairs' differences with its quartiles and range. Needs root; half a minute a pair.
+# their range, and the median of the pairs' differences with its quartiles and range. The benchmark's sink drops each packet,
+# so programs that look at drops run for each. Needs root; half a minute a pair.
 #
 #   scripts/bench-beside.sh PAIRS monitor
 #   scripts/bench-beside.sh PAIRS trace 'udp 203.0.113.9 -> 203.0.113.8:9'
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 2 ] || { sed -n '4,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '4,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 if [ "$1" != inside ]; then
     work=$(mktemp -d)
     trap 'rm -rf --one-file-system "$work"' EXIT
