@@ -223,7 +223,8 @@ func TestTraceContainer(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(program.Process.Pid)), 0); err != nil {
 		t.Fatal(err)
 	}
-	cmd, stdout := tracing(t, "--container", name, "--packets", "1", "-o", "json")
+	// Other tests' machines have the same addresses, and send ICMP errors, too.
+	cmd, stdout := tracing(t, "udp", "--container", name, "--packets", "1", "-o", "json")
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	send := func() {
