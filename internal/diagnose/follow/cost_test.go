@@ -30,8 +30,9 @@ import (
 // router with masquerading, whose sender's thread does all the work. Rounds with and without the
 // trace take turns; of each the fastest twentieth of many short looks is taken, since the rest is what other work on the machine costs.
 func BenchmarkNothingMatches(b *testing.B) {
-	b.Run("attached", func(b *testing.B) { nothingMatches(b, false) })
-	b.Run("waiting", func(b *testing.B) { nothingMatches(b, true) })
+	for _, how := range []string{attached, waiting} {
+		b.Run(how, func(b *testing.B) { nothingMatches(b, how) })
+	}
 }
 
 // Waiting costs a packet of an established connection that nobody drops nothing: no program sees it.
@@ -173,7 +174,7 @@ func datagrams(t testing.TB) func(n int) (ns float64) {
 	}
 }
 
-func nothingMatches(b *testing.B, wait bool) {
+func nothingMatches(b *testing.B, how string) {
 	const packets, looks = 100, 5000
 	send := datagrams(b)
 	var own, before unix.CPUSet
@@ -196,7 +197,7 @@ func nothingMatches(b *testing.B, wait bool) {
 	var ratios, without []float64
 	for b.Loop() {
 		first := round()
-		end := tracing(b, wait)
+		end := tracing(b, how)
 		with := round()
 		end()
 		least := min(first, round()) // a whole round may be slow
@@ -211,8 +212,12 @@ func nothingMatches(b *testing.B, wait bool) {
 	b.ReportMetric(ratios[3*len(ratios)/4], "%-upper-quartile")
 }
 
-// besideTests is set in the process that traces beside a benchmark: "waiting" or "attached".
-const besideTests = "NATKIT_TRACE_BESIDE"
+// besideTests is set in the process that traces beside a benchmark: to how it does.
+const (
+	besideTests = "NATKIT_TRACE_BESIDE"
+	attached    = "attached"
+	waiting     = "waiting"
+)
 
 // traceBeside traces a flow that never comes until its standard input ends, and says when it has begun.
 func traceBeside() error {
@@ -220,7 +225,7 @@ func traceBeside() error {
 	if err != nil {
 		return err
 	}
-	r, err := Open(Options{Flow: flow, Rate: 100, Wait: os.Getenv(besideTests) == "waiting"})
+	r, err := Open(Options{Flow: flow, Rate: 100, Wait: os.Getenv(besideTests) == waiting})
 	if err != nil {
 		return err
 	}
@@ -231,13 +236,10 @@ func traceBeside() error {
 
 // tracing starts traceBeside in a process of its own, as natkit trace is one: in that of the sender its goroutines and its
 // memory slow the sender, too.
-func tracing(b *testing.B, wait bool) (end func()) {
+func tracing(b *testing.B, how string) (end func()) {
 	b.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), besideTests+"=attached")
-	if wait {
-		cmd.Env = append(cmd.Env, besideTests+"=waiting")
-	}
+	cmd.Env = append(os.Environ(), besideTests+"="+how)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
