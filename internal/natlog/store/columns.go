@@ -17,9 +17,10 @@ import (
 // schemaVersion of the files; a file of a higher one is refused.
 const schemaVersion = 2 // 2: event applied, kind block
 
-// Row groups are small enough that a look-up, which reads some columns of one or two of
-// them, takes milliseconds.
-const groupRows = 1 << 15
+// groupRows is how many rows each row group of a file of n rows has but the last. A look-up reads some
+// columns of one or two of them, so smaller ones are read sooner; the end of the file, which lists
+// them, is read whole, so of a large file they are larger.
+func groupRows(n int) int { return min(max(n/16, 1<<12), 1<<15) }
 
 // column is a field of a record in a file. A text has get and set, a number geti and seti.
 type column struct {

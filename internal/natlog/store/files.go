@@ -256,8 +256,9 @@ func writeParquet(out *os.File, c *content, node string) error {
 		return err
 	}
 	order := sortRecords(c.records)
+	rows := groupRows(len(order))
 	for len(order) > 0 {
-		n := min(groupRows, len(order))
+		n := min(rows, len(order))
 		if err := w.RowGroup(rowGroup(c.records, order[:n], node)); err != nil {
 			return err
 		}

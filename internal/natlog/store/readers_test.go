@@ -114,7 +114,7 @@ func everything(t *testing.T) *rig {
 			}
 		}
 		var many []natlog.Record
-		for range groupRows {
+		for range 4 * groupRows(0) { // several row groups
 			m := randomRecord(rnd, natlog.MicrosOf(r.now))
 			r.pass(time.Duration(rnd.IntN(20)) * time.Microsecond)
 			many = append(many, m)
