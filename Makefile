@@ -54,7 +54,7 @@ test-carrier: ## every session of a million is the same through changes of block
 test-who: ## ask natkit who 10 000 times what was on the wire, around kills, set clocks and replaced rules (ROUNDS=10: longer): minutes, as root
 	NATKIT_ROUNDS=$(or $(ROUNDS),1) go test -count=1 -v -timeout 3h ./cmd/natkit -run '^(TestWhoIsWhoWas|TestWhoInTrouble)$$'
 
-test-collectors: ## read the log with chDB, DuckDB, pandas, goflow2, rsyslog and from a Kafka broker: downloads 1 GB once, then takes 5 minutes
+test-collectors: ## read the log with chDB, DuckDB, pandas, goflow2, rsyslog, syslog-ng and from a Kafka broker: downloads 1 GB once, then takes 5 minutes
 	@scripts/install-deps.sh collectors
 	@scripts/test-collectors.sh
 

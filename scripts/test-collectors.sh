@@ -3,8 +3,8 @@
 #
 # Read the log with programs that are too large for `make test`: its Parquet files with
 # chDB (ClickHouse in Python), DuckDB and pandas, by the SQL of docs/log.md; its IPFIX and
-# NetFlow with goflow2; its syslog with rsyslog; its messages to Kafka from a broker,
-# which is also killed.
+# NetFlow with goflow2; its syslog with rsyslog and syslog-ng; its messages to Kafka from a
+# broker, which is also killed.
 #
 #   scripts/test-collectors.sh [ARGUMENTS OF GO TEST]
 #
@@ -52,20 +52,29 @@ END
     mvn -q -B -f "$broker/pom.xml" dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$broker/jars" </dev/null
     touch "$broker/complete"
 fi
-# The package would replace the machine's own program for the system's log.
+# unpack NAME PACKAGE...: not installed, since each would replace the machine's own program for the system's log.
+unpack() {
+    local to=$cache/$1
+    shift
+    [ ! -e "$to/complete" ] || return 0
+    echo "unpacking $1"
+    mkdir -p "$to/packages"
+    (cd "$to/packages" && apt-get -qq download "$@" 2>&1)
+    for package in "$to"/packages/*.deb; do dpkg -x "$package" "$to/unpacked"; done
+    touch "$to/complete"
+}
 log=$cache/rsyslog-tls
-if [ ! -e "$log/complete" ]; then
-    echo "unpacking rsyslog"
-    mkdir -p "$log/packages"
-    (cd "$log/packages" && apt-get -qq download rsyslog rsyslog-gnutls libestr0 libfastjson4 liblognorm5 2>&1)
-    for package in "$log"/packages/*.deb; do dpkg -x "$package" "$log/unpacked"; done
-    libraries=$(dirname "$(echo "$log/unpacked/usr/lib/"*/rsyslog)")
-    printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s -M %s "$@"\n' "$libraries" "$log/unpacked/usr/sbin/rsyslogd" "$libraries/rsyslog" >"$log/rsyslogd"
-    chmod +x "$log/rsyslogd"
-    touch "$log/complete"
-fi
+unpack rsyslog-tls rsyslog rsyslog-gnutls libestr0 libfastjson4 liblognorm5
+libraries=$(dirname "$(echo "$log/unpacked/usr/lib/"*/rsyslog)")
+printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s -M %s "$@"\n' "$libraries" "$log/unpacked/usr/sbin/rsyslogd" "$libraries/rsyslog" >"$log/rsyslogd"
+ng=$cache/syslog-ng
+unpack syslog-ng syslog-ng-core libivykis0 libnet1 libwrap0 libjson-c5 libpcre3 libglib2.0-0
+modules=$(echo "$ng/unpacked/usr/lib/syslog-ng/"[0-9]*)
+libraries=$(echo "$ng/unpacked/lib/"*-linux-gnu "$ng/unpacked/usr/lib/"*-linux-gnu "$(dirname "$modules")" | tr ' ' :)
+printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s --module-path=%s "$@"\n' "$libraries" "$ng/unpacked/usr/sbin/syslog-ng" "$modules" >"$ng/syslog-ng"
+chmod +x "$log/rsyslogd" "$ng/syslog-ng"
 flock -u 9
 
 # A requirement that is missing is a failure here.
-export CI=true NATKIT_KAFKA=$broker/jars PATH=$flow:$python/bin:$log:$PATH
-go test -count=1 -v "$@" -run '^Test(ColumnReaders|Goflow2|Rsyslog|KafkaBroker\w*)$' ./internal/natlog/sink ./internal/natlog/store
+export CI=true NATKIT_KAFKA=$broker/jars PATH=$flow:$python/bin:$log:$ng:$PATH
+go test -count=1 -v "$@" -run '^Test(ColumnReaders|Goflow2|Syslog|KafkaBroker\w*)$' ./internal/natlog/sink ./internal/natlog/store
