@@ -4,7 +4,7 @@
 # Read the log with programs that are too large for `make test`: its Parquet files with
 # chDB (ClickHouse in Python), DuckDB and pandas, by the SQL of docs/log.md; its IPFIX and
 # NetFlow with goflow2; its syslog with rsyslog and syslog-ng; its messages to Kafka from a
-# broker, which is also killed.
+# broker, which is also killed. Tailscale's port mapper asks for mappings by PCP and NAT-PMP.
 #
 #   scripts/test-collectors.sh [ARGUMENTS OF GO TEST]
 #
@@ -14,7 +14,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-chdb=4.4.0 duckdb=2.0.1 goflow2=2.2.6 kafka=4.1.1
+chdb=4.4.0 duckdb=2.0.1 goflow2=2.2.6 kafka=4.1.1 tailscale=1.92.0
 cache=${NATKIT_COLLECTORS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/natkit/collectors}
 mkdir -p "$cache"
 exec 9>"$cache/lock"
@@ -73,8 +73,20 @@ modules=$(echo "$ng/unpacked/usr/lib/syslog-ng/"[0-9]*)
 libraries=$(echo "$ng/unpacked/lib/"*-linux-gnu "$ng/unpacked/usr/lib/"*-linux-gnu "$(dirname "$modules")" | tr ' ' :)
 printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s --module-path=%s "$@"\n' "$libraries" "$ng/unpacked/usr/sbin/syslog-ng" "$modules" >"$ng/syslog-ng"
 chmod +x "$log/rsyslogd" "$ng/syslog-ng"
+mapper=$cache/portmapper-$tailscale
+if [ ! -x "$mapper/portmapper" ]; then
+    echo "building Tailscale's port mapper $tailscale"
+    mkdir -p "$mapper"
+    cp internal/nat/control/testdata/portmapper/main.go "$mapper"
+    (
+        cd "$mapper"
+        [ -e go.mod ] || go mod init portmapper
+        GOFLAGS=-mod=mod go get "tailscale.com/net/portmapper@v$tailscale"
+        GOFLAGS=-mod=mod CGO_ENABLED=0 go build -o portmapper
+    ) 2>&1
+fi
 flock -u 9
 
 # A requirement that is missing is a failure here.
-export CI=true NATKIT_KAFKA=$broker/jars PATH=$flow:$python/bin:$log:$ng:$PATH
-go test -count=1 -v "$@" -run '^Test(ColumnReaders|Goflow2|Syslog|KafkaBroker\w*)$' ./internal/natlog/sink ./internal/natlog/store
+export CI=true NATKIT_KAFKA=$broker/jars PATH=$flow:$python/bin:$log:$ng:$mapper:$PATH
+go test -count=1 -v "$@" -run '^Test(ColumnReaders|Goflow2|Syslog|KafkaBroker\w*|PCPTailscale)$' ./internal/natlog/sink ./internal/natlog/store ./internal/nat/control

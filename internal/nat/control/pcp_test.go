@@ -3,6 +3,7 @@
 package control
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"errors"
@@ -520,6 +521,60 @@ func TestPCPNatpmpc(t *testing.T) {
 		if out := run("-a", "7500", "7501", protocol, "0"); !strings.Contains(out, "Mapped public port") {
 			t.Errorf("%s:\n%s", protocol, out)
 		}
+	}
+}
+
+// A Tailscale node's port mapper gets a mapping, by PCP, by NAT-PMP and by what it chooses, and gives it back:
+// but not by PCP, for each of its requests has another nonce. make test-collectors builds it.
+func TestPCPTailscale(t *testing.T) {
+	ktest.Collectors(t)
+	program := ktest.Tool(t, "portmapper")
+	b := servePCP(t, pcpRules, AttachTC)
+	for i, c := range []struct {
+		services, has string
+		ends          bool
+	}{
+		{"pcp", "PCP=true PMP=false", false},
+		{"pmp", "PCP=false PMP=true", true},
+		{"pcp,pmp", "PCP=true PMP=true", true},
+	} {
+		t.Run(c.services, func(t *testing.T) {
+			port := uint16(7600 + i)
+			cmd := exec.Command(program, c.services, "10.0.0.1", "10.0.0.2", fmt.Sprint(port))
+			var log bytes.Buffer
+			cmd.Stderr = &log
+			in, err := cmd.StdinPipe()
+			out, err2 := cmd.StdoutPipe()
+			if err := errors.Join(err, err2); err != nil {
+				t.Fatal(err)
+			}
+			b.in(b.client, cmd.Start)
+			var has string
+			var external netip.AddrPort
+			lines := bufio.NewScanner(out)
+			if lines.Scan() {
+				has = lines.Text()
+			}
+			if lines.Scan() {
+				external, err = netip.ParseAddrPort(lines.Text())
+			}
+			if has != c.has || err != nil || external.Addr().String() != "198.51.100.1" {
+				t.Errorf("it has %q, want %q, and external endpoint %v (%v)", has, c.has, external, err)
+			}
+			reached := func() bool { return b.reaches("udp4", "198.51.100.77", external.Port(), port) }
+			if !reached() {
+				t.Error("a stranger does not reach the mapping")
+			}
+			in.Close()
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("%v\n%s", err, &log)
+			}
+			if c.ends {
+				ktest.Wait(t, 10*time.Second, "the mapping to end", func() bool { return !reached() })
+			} else if !reached() {
+				t.Error("another nonce has ended the mapping")
+			}
+		})
 	}
 }
 
