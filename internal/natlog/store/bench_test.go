@@ -47,12 +47,25 @@ func BenchmarkAppend(b *testing.B) {
 	b.ReportMetric(float64(b.N*len(batch))/b.Elapsed().Seconds(), "records/s")
 }
 
-// BenchmarkWho asks a log of 20 hours with half a million records each.
+// fromEnvironment is a number of the environment, otherwise another one.
+func fromEnvironment(b *testing.B, name string, otherwise int) int {
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return n
+}
+
+// BenchmarkWho asks a log of NATKIT_HOURS hours (20) with NATKIT_RECORDS records each (500 000, in thousands).
 func BenchmarkWho(b *testing.B) {
 	if testing.Short() {
 		b.Skip("10 million records")
 	}
-	const hours, records = 20, 500_000
+	hours, records := fromEnvironment(b, "NATKIT_HOURS", 20), fromEnvironment(b, "NATKIT_RECORDS", 500_000)
 	dir := b.TempDir()
 	r := rand.New(rand.NewPCG(2, 2))
 	at := time.Date(2026, 11, 24, 0, 0, 0, 0, time.UTC)
@@ -65,7 +78,7 @@ func BenchmarkWho(b *testing.B) {
 	for range hours {
 		for range records / len(batch) {
 			for i := range batch {
-				at = at.Add(time.Hour / (records + 1))
+				at = at.Add(time.Hour / time.Duration(records+1))
 				batch[i] = randomRecord(r, natlog.MicrosOf(at))
 			}
 			if err := s.Append(batch); err != nil {
@@ -95,12 +108,12 @@ func BenchmarkWho(b *testing.B) {
 	}
 	for b.Loop() {
 		rec := randomRecord(r, 0)
-		t := natlog.MicrosOf(begin.Add(time.Duration(r.Int64N(int64(hours * time.Hour)))))
+		t := natlog.MicrosOf(begin.Add(time.Duration(r.Int64N(int64(time.Duration(hours) * time.Hour)))))
 		if _, err := Who(dir, Question{Address: rec.External.Addr(), Port: rec.External.Port(), Since: t, Upto: t}); err != nil {
 			b.Fatal(err)
 		}
 	}
-	b.ReportMetric(float64(size)/(hours*records), "bytes/record")
+	b.ReportMetric(float64(size)/float64(hours*records), "bytes/record")
 }
 
 // BenchmarkWhoBlocks asks a log of NATKIT_DAYS days (30) of 10 000 subscribers with two blocks each, of
@@ -109,13 +122,7 @@ func BenchmarkWhoBlocks(b *testing.B) {
 	if testing.Short() {
 		b.Skip("20 million records")
 	}
-	days := 30
-	if text := os.Getenv("NATKIT_DAYS"); text != "" {
-		var err error
-		if days, err = strconv.Atoi(text); err != nil {
-			b.Fatal(err)
-		}
-	}
+	days := fromEnvironment(b, "NATKIT_DAYS", 30)
 	const subscribers, perDay, size = 10_000, 10, 512
 	dir := b.TempDir()
 	r := rand.New(rand.NewPCG(3, 3))
