@@ -3,6 +3,7 @@
 package control
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -14,10 +15,12 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
+	"natkit/internal/testutil/ktest"
 )
 
 const zoneRules = `
@@ -50,6 +53,68 @@ func newZoned(t *testing.T) *zoned {
 	return z
 }
 
+// newZonedTrunk is the same with both networks as VLANs on one Ethernet.
+func newZonedTrunk(t *testing.T) *zoned {
+	z := &zoned{testbed: newTestbed(t)}
+	other := z.namespace()
+	z.clients = map[string]*netns.Handle{"in": z.client, "in2": other}
+	for ns, name := range map[*netns.Handle]string{z.gateway: "in", z.client: "eth0"} {
+		z.in(ns, func() error {
+			l, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			addresses, err := netlink.AddrList(l, netlink.FAMILY_V4)
+			for i := range addresses {
+				err = errors.Join(err, netlink.AddrDel(l, &addresses[i]))
+			}
+			return errors.Join(err, netlink.LinkSetDown(l), netlink.LinkSetName(l, "trunk"), netlink.LinkSetUp(l))
+		})
+	}
+	for _, v := range []struct {
+		ns, home   *netns.Handle
+		name, addr string
+		id         int
+	}{
+		{z.gateway, z.gateway, "in", "10.0.0.1/24", 7}, {z.gateway, z.gateway, "in2", "10.0.0.1/24", 8},
+		{z.client, z.client, "eth0", "10.0.0.2/24", 7}, {z.client, other, "eth0", "10.0.0.2/24", 8},
+	} {
+		made := v.name
+		err := v.ns.Do(func() error {
+			if v.ns != v.home {
+				made = "moves"
+			}
+			if err := makeVLAN(&deviceEnd{name: made, under: "trunk", id: v.id}); err != nil {
+				return err
+			}
+			l, err := netlink.LinkByName(made)
+			if err != nil || v.ns == v.home {
+				return err
+			}
+			return netlink.LinkSetNsFd(l, v.home.Fd())
+		})
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			ktest.Unsupported(t, "no VLANs on this kernel: %v", err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		z.in(v.home, func() error {
+			l, err := netlink.LinkByName(made)
+			a, err2 := netlink.ParseAddr(v.addr)
+			if err := errors.Join(err, err2); err != nil {
+				return err
+			}
+			err = errors.Join(netlink.LinkSetName(l, v.name), netlink.AddrAdd(l, a), netlink.LinkSetUp(l))
+			if v.home != z.gateway {
+				err = errors.Join(err, netlink.RouteReplace(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.IPv4(10, 0, 0, 1)}))
+			}
+			return err
+		})
+	}
+	return z
+}
+
 // says has a host answer connections to its port 8080 with a word.
 func (z *zoned) says(ns *netns.Handle, word string) {
 	z.serveTCP(ns, "10.0.0.2:8080", func(c net.Conn) { fmt.Fprintln(c, word) })
@@ -73,18 +138,23 @@ func (z *zoned) hears(ns *netns.Handle, at string) (word string) {
 
 // Two networks with the same addresses stand behind one gateway: hosts with the same address and
 // port have connections with the same server at once, forwards reach the one that they name, and
-// one reaches the other by its external address. Neighbours are unknown at first.
+// one reaches the other by its external address. Neighbours are unknown at first. Also with VLANs on one
+// Ethernet.
 func TestZones(t *testing.T) {
-	for _, attach := range []Attach{AttachTC, AttachXDP} {
-		t.Run(string(attach), func(t *testing.T) {
-			z := newZoned(t)
-			if attach == AttachXDP {
+	for _, c := range []struct {
+		name   string
+		made   func(*testing.T) *zoned
+		attach Attach
+	}{{"tc", newZoned, AttachTC}, {"xdp", newZoned, AttachXDP}, {"vlans", newZonedTrunk, AttachTC}} {
+		t.Run(c.name, func(t *testing.T) {
+			z := c.made(t)
+			if c.attach == AttachXDP {
 				for _, ns := range []*netns.Handle{z.clients["in"], z.clients["in2"], z.server} {
 					z.passXDP(ns)
 				}
 			}
 			o := z.options()
-			o.Attach = attach
+			o.Attach = c.attach
 			z.up(zoneRules, o)
 			ports := map[string]string{"in": "81", "in2": "82"}
 			for link, ns := range z.clients {
