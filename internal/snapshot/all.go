@@ -90,38 +90,21 @@ func LoadEach(r io.Reader, each func(*Snapshot) error) (left LeftOut, all bool, 
 		}
 		return LeftOut{}, false, each(s)
 	}
-	dec := json.NewDecoder(&io.LimitedReader{R: in, N: maxBytes})
+	list, err := openList(in)
+	if err != nil {
+		return LeftOut{}, true, fmt.Errorf("load snapshots: %w", err)
+	}
 	n := 0
-	failed := func(err error) (LeftOut, bool, error) {
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
-		return LeftOut{}, true, fmt.Errorf("load snapshots, after %d: %w", n, err)
-	}
-	for i, want := range []json.Token{json.Delim('{'), schema.Key, nil, allKey, json.Delim('[')} {
-		token, err := dec.Token()
-		if err != nil {
-			return failed(err)
-		}
-		if name, _ := token.(string); want == nil {
-			if err := known(nil, name, KindAll); err != nil {
-				return LeftOut{}, true, fmt.Errorf("load snapshots: %w", err)
-			}
-		} else if token != want {
-			return failed(fmt.Errorf("its part %d is %v, want %v", i+1, token, want))
-		}
-	}
-	list := elements{in: bufio.NewReaderSize(io.MultiReader(dec.Buffered(), in), 64<<10)}
 	for more := true; more; n++ {
 		var raw []byte
 		if raw, more, err = list.next(); err != nil {
-			return failed(err)
+			return LeftOut{}, true, fmt.Errorf("load snapshots, after %d: %w", n, cutOff(err))
 		}
 		if n == 0 && !more && len(bytes.TrimSpace(raw)) == 0 {
 			break
 		}
 		if n == maxAll {
-			return failed(fmt.Errorf("more than %d namespaces", maxAll))
+			return LeftOut{}, true, fmt.Errorf("load snapshots: more than %d namespaces", maxAll)
 		}
 		s, err := parse(raw)
 		if err != nil {
@@ -131,37 +114,69 @@ func LoadEach(r io.Reader, each func(*Snapshot) error) (left LeftOut, all bool, 
 			return LeftOut{}, true, err
 		}
 	}
-	// What is behind the list, as if it had been empty.
-	dec = json.NewDecoder(io.MultiReader(strings.NewReader(`{"":[`), &io.LimitedReader{R: list.in, N: maxBytes}))
-	for range 3 {
-		if _, err := dec.Token(); err != nil {
-			return failed(err)
+	if left, err = behindList(list.in); err != nil {
+		return LeftOut{}, true, fmt.Errorf("load snapshots, after %d: %w", n, cutOff(err))
+	}
+	return left, true, nil
+}
+
+// cutOff is an error of what ends in the middle.
+func cutOff(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// openList reads a file up to its list.
+func openList(in io.Reader) (*elements, error) {
+	dec := json.NewDecoder(&io.LimitedReader{R: in, N: maxBytes})
+	for i, want := range []json.Token{json.Delim('{'), schema.Key, nil, allKey, json.Delim('[')} {
+		token, err := dec.Token()
+		if err != nil {
+			return nil, cutOff(err)
+		}
+		if name, _ := token.(string); want == nil {
+			if err := known(nil, name, KindAll); err != nil {
+				return nil, err
+			}
+		} else if token != want {
+			return nil, fmt.Errorf("its part %d is %v, want %v", i+1, token, want)
 		}
 	}
-	if _, err := dec.Token(); err != nil { // ]
-		return failed(err)
+	return &elements{in: bufio.NewReaderSize(io.MultiReader(dec.Buffered(), in), 64<<10)}, nil
+}
+
+// behindList reads what is behind the list, up to the end of the object.
+func behindList(in io.Reader) (left LeftOut, err error) {
+	// As if the list had been empty.
+	dec := json.NewDecoder(io.MultiReader(strings.NewReader(`{"":[`), &io.LimitedReader{R: in, N: maxBytes}))
+	for range 4 { // up to the ] of the file
+		if _, err := dec.Token(); err != nil {
+			return LeftOut{}, err
+		}
 	}
 	for dec.More() {
 		key, err := dec.Token()
 		if err != nil {
-			return failed(err)
+			return LeftOut{}, err
 		}
 		var value any = new(json.RawMessage) // a key of a later version
 		if key == "left_out" {
 			value = &left
 		}
 		if err := dec.Decode(value); err != nil {
-			return failed(err)
+			return LeftOut{}, err
 		}
 	}
 	if _, err := dec.Token(); err != nil { // }
-		return failed(err)
+		return LeftOut{}, err
 	}
 	for i, text := range left.Skipped {
 		left.Skipped[i] = cleanString(text)
 	}
 	left.Idle = max(0, left.Idle)
-	return left, true, nil
+	return left, nil
 }
 
 // elements reads those of a JSON array, one after the other. It looks for their ends alone, which is several times as fast as a

@@ -63,7 +63,7 @@ func TestLoadEachRefuses(t *testing.T) {
 		{"cut within one", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1", "ho`, "load snapshots, after 0: unexpected EOF"},
 		{"cut between two", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"}`, "unexpected EOF"},
 		{"cut at the end", `{"schema": "natkit/snapshots/1", "namespaces": [{"schema": "natkit/snapshot/1"}]`, "unexpected EOF"},
-		{"not a list", `{"schema": "natkit/snapshots/1", "namespaces": 5}`, "load snapshots, after 0"},
+		{"not a list", `{"schema": "natkit/snapshots/1", "namespaces": 5}`, "its part 5 is 5, want ["},
 		{"of an earlier natkit", `{"namespaces": [{"version": 1}]}`, "an earlier natkit saved it"},
 		{"another order", `{"schema": "natkit/snapshots/1", "left_out": {}}`, `its part 4 is left_out, want namespaces`},
 		{"later, all", `{"schema": "natkit/snapshots/9", "namespaces": 1}`, "use a newer natkit"},
