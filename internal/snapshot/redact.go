@@ -46,7 +46,11 @@ type Redactor struct {
 func NewRedactor() *Redactor {
 	key := make([]byte, 32)
 	rand.Read(key) // never fails
-	return &Redactor{key: key, addrs: map[netip.Addr]netip.Addr{}, names: map[string]string{}, hosts: map[string]bool{}}
+	return newRedactor(string(key))
+}
+
+func newRedactor(key string) *Redactor {
+	return &Redactor{key: []byte(key), addrs: map[netip.Addr]netip.Addr{}, names: map[string]string{}, hosts: map[string]bool{}}
 }
 
 // Know gives namespaces and their containers stand-ins before they are met, and has it heed

@@ -63,7 +63,7 @@ func TestRedactLeavesNoSecret(t *testing.T) {
 	if s.KernelLog != nil {
 		s.KernelLog.Lines = []string{"[  12.345678] ACME-DROP: IN=eth0 OUT= MAC=52:54:00:a1:b2:c3:52:54:00:11:22:33:08:00 SRC=203.0.113.77 DST=192.0.2.1"}
 	}
-	Redact(s)
+	newRedactor("key").Redact(s)
 	var out bytes.Buffer
 	if err := Save(&out, s); err != nil {
 		t.Fatal(err)
@@ -102,7 +102,7 @@ func TestRedactSinks(t *testing.T) {
 		Chains:    []Chain{{Backend: "nft", Walk: []Rule{{Text: "ct state new log drop"}}}},
 		Owners:    []Owner{{Where: "/var/log/natkit"}},
 	}
-	r := NewRedactor()
+	r := newRedactor("key")
 	r.Redact(s)
 	var out bytes.Buffer
 	if err := Save(&out, s); err != nil {

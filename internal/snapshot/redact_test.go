@@ -15,10 +15,6 @@ import (
 	"testing"
 )
 
-func newRedactor(key string) *Redactor {
-	return &Redactor{key: []byte(key), addrs: map[netip.Addr]netip.Addr{}, names: map[string]string{}}
-}
-
 // Addresses with a common prefix keep one of the same length, different ones stay
 // different, and what is private stays so.
 func TestRedactAddresses(t *testing.T) {
@@ -162,7 +158,7 @@ func TestRedact(t *testing.T) {
 	s.Sysctls["net.ipv4.conf.192.0.2.1"] = "192.0.2.1"
 	s.Netns.Container = "pod shop/cart-5d8f"
 	s.Owners = append(s.Owners, Owner{Where: "cart-5d8f of shop/cart-5d8f"})
-	Redact(s)
+	newRedactor("key").Redact(s) // by another one a stand-in may begin like an address that was there
 	if want := "pod-1 of pod-1"; s.Owners[1].Where != want || s.Netns.Container != "pod pod-1" {
 		t.Errorf("%q, %q", s.Owners[1].Where, s.Netns.Container)
 	}
