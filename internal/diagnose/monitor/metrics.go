@@ -26,7 +26,7 @@ const readingHolds = 15 * time.Minute
 // What there are at most of series with labels that the machine decides about. With those of
 // fixed labels they are below maxSeries.
 const (
-	maxActive  = 60 // findings that are on, with two series each
+	maxActive  = 60 // findings that are on, with two series each, where the others leave as much room
 	maxSpaces  = 30 // namespaces with a table, of those with most entries
 	maxEngines = 14
 	maxPorts   = 20 // outside addresses, by protocol
@@ -256,7 +256,6 @@ func (m *monitor) collect() *exposition.Exposition {
 	e.Counter(descLooks, float64(st.looks))
 	e.Counter(descDumps, float64(st.dumps))
 	e.Counter(descHistory, float64(st.historyErrors))
-	st.exposeFindings(e)
 	st.exposeTables(e)
 	for _, name := range statNames {
 		e.Counter(descStats, float64(st.stats[name]), name)
@@ -273,33 +272,35 @@ func (m *monitor) collect() *exposition.Exposition {
 		m.o.Kubernetes.Expose(e)
 	}
 	st.exposeTunings(e)
+	st.exposeFindings(e) // in the room that is left
 	return e
 }
 
 func (st *state) exposeFindings(e *exposition.Exposition) {
 	on := map[string]bool{}
-	series := map[string]bool{}
-	omitted := 0
-	for i, a := range st.active {
+	for _, a := range st.active {
 		on[a.Finding.Code] = true
-		// Two pods may bear the same name: one series is enough to page.
-		key := a.Finding.Code + "\x00" + Title(a.Netns)
-		if i >= maxActive || series[key] {
-			omitted++
-			continue
-		}
-		series[key] = true
-		e.Gauge(descFinding, 1, a.Finding.Code, a.Finding.Severity.String(), Title(a.Netns))
-		e.Gauge(descImpact, a.Finding.Impact, a.Finding.Code, Title(a.Netns))
 	}
 	catalogue := causes.Catalogue()
+	e.Gauge(descCausesLot, float64(len(catalogue)))
 	for _, c := range catalogue {
 		if !on[c.Code] {
 			e.Gauge(descFinding, 0, c.Code, slices.Max(c.Severities).String(), "host")
 		}
 	}
-	e.Gauge(descOmitted, float64(omitted))
-	e.Gauge(descCausesLot, float64(len(catalogue)))
+	room := min(maxActive, (maxSeries-1-e.Len())/2) // one is of those that are omitted
+	shown := map[string]bool{}
+	for _, a := range st.active {
+		// Two pods may bear the same name: one series is enough to page.
+		key := a.Finding.Code + "\x00" + Title(a.Netns)
+		if len(shown) >= room || shown[key] {
+			continue
+		}
+		shown[key] = true
+		e.Gauge(descFinding, 1, a.Finding.Code, a.Finding.Severity.String(), Title(a.Netns))
+		e.Gauge(descImpact, a.Finding.Impact, a.Finding.Code, Title(a.Netns))
+	}
+	e.Gauge(descOmitted, float64(len(st.active)-len(shown)))
 }
 
 func (st *state) exposeTables(e *exposition.Exposition) {

@@ -112,6 +112,21 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// One cause in all namespaces leaves every other cause a series, so that there is room for fewer findings.
+func TestMetricsOfOneCause(t *testing.T) {
+	m := crowded()
+	for i := range m.state.active {
+		m.state.active[i].Finding.Code = causes.Catalogue()[0].Code
+	}
+	e := m.collect()
+	if n := e.Len(); n > maxSeries {
+		t.Errorf("%d series, want at most %d", n, maxSeries)
+	}
+	if n := scraped.SeriesOf(t, e, descImpact.Name); n < 20 {
+		t.Errorf("%d findings are shown", n)
+	}
+}
+
 // What a reading of a table has shown is not said for ever: an alert about a flood of last week would stay on.
 func TestReadingsEnd(t *testing.T) {
 	m := crowded()
