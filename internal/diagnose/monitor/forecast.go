@@ -3,12 +3,15 @@
 package monitor
 
 import (
+	"cmp"
+	"fmt"
 	"math"
 	"slices"
 	"time"
 
 	"natkit/internal/diagnose/history"
 	"natkit/internal/diagnose/trend"
+	"natkit/internal/snapshot"
 )
 
 // Forecast is when a table will be full if it goes on as it did: likely at Full, between Early
@@ -57,9 +60,36 @@ type Score struct {
 	Held    int `json:"held"` // the number was within the range
 }
 
-// Record is the score of forecasts that entries of a history would have had.
+// Filling is a table that will be full if it grows as it did.
+type Filling struct {
+	Namespace string           `json:"netns"`
+	FullIn    snapshot.Seconds `json:"full_in_s"`
+	Early     snapshot.Seconds `json:"earliest_s"` // by the error of the forecast
+	Late      snapshot.Seconds `json:"latest_s,omitzero"`
+}
+
+// String is "full in 40 min (30 min to 60 min)".
+func (f Filling) String() string {
+	in := func(s snapshot.Seconds) string {
+		switch d := time.Duration(s); {
+		case d < 2*time.Minute:
+			return fmt.Sprintf("%.0f s", d.Seconds())
+		case d < 3*time.Hour:
+			return fmt.Sprintf("%.0f min", d.Minutes())
+		default:
+			return fmt.Sprintf("%.0f h", d.Hours())
+		}
+	}
+	if f.Late == 0 {
+		return fmt.Sprintf("full in %s (%s or more)", in(f.FullIn), in(f.Early))
+	}
+	return fmt.Sprintf("full in %s (%s to %s)", in(f.FullIn), in(f.Early), in(f.Late))
+}
+
+// Record is the score of forecasts that entries of a history would have had, and the last forecasts.
 type Record struct {
-	trends map[history.Namespace]*tableTrend
+	trends  map[history.Namespace]*tableTrend
+	filling []Filling // by the last entry
 }
 
 // Add takes the next entry.
@@ -67,15 +97,23 @@ func (r *Record) Add(e *history.Entry) {
 	if r.trends == nil {
 		r.trends = map[history.Namespace]*tableTrend{}
 	}
+	r.filling = nil
 	for _, p := range e.Samples {
 		if ct := p.Conntrack; ct != nil {
 			key := history.Namespace{Inode: p.Netns.Inode, Title: Title(p.Netns)}
 			if r.trends[key] == nil {
 				r.trends[key] = &tableTrend{}
 			}
-			r.trends[key].add(p.TakenAt, ct.Count, ct.Max)
+			if f := r.trends[key].add(p.TakenAt, ct.Count, ct.Max); f != nil {
+				r.filling = append(r.filling, Filling{key.Title, snapshot.Seconds(f.Full), snapshot.Seconds(f.Early), snapshot.Seconds(f.Late)})
+			}
 		}
 	}
+}
+
+// Filling are the tables that were filling in the last entry, the first to be full first.
+func (r *Record) Filling() []Filling {
+	return slices.SortedStableFunc(slices.Values(r.filling), func(a, b Filling) int { return cmp.Compare(a.FullIn, b.FullIn) })
 }
 
 // Score is that of all tables.

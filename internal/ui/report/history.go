@@ -29,6 +29,7 @@ type HistoryResult struct {
 	Gaps      []HistoryGap      `json:"gaps"`
 	Problems  []string          `json:"problems"` // what could not be read or written
 	Forecasts monitor.Score     `json:"forecasts"`
+	Filling   []monitor.Filling `json:"filling_tables"` // at the end of the last interval
 
 	over bool // the record ends before the span: what was on then may not be
 
@@ -79,6 +80,7 @@ func (r *HistoryResult) Finish(damaged []string) {
 		r.Gaps = append(r.Gaps, HistoryGap{r.Last, r.Until})
 	}
 	r.Forecasts = r.record.Score()
+	r.Filling = append([]monitor.Filling{}, r.record.Filling()...)
 	r.Findings = append([]history.Episode{}, r.Findings...)
 	r.Changes = append([]history.Change{}, r.Changes...)
 	r.Tunings = append([]history.Tuning{}, r.Tunings...)
@@ -151,6 +153,13 @@ func (r *HistoryResult) about(zone *time.Location) string {
 		r.Last.In(zone).Format(time.DateTime), plural.Count(len(r.Findings), "finding"), plural.Count(len(r.Changes), "change"))
 	if f := r.Forecasts; f.Checked > 0 {
 		out += fmt.Sprintf(" %d of %s of the entries five minutes ahead held.", f.Held, plural.Count(f.Checked, "forecast"))
+	}
+	const most = 3
+	for _, f := range r.Filling[:min(len(r.Filling), most)] {
+		out += fmt.Sprintf(" At the end the connection tracking table of %s was filling: %s.", f.Namespace, f)
+	}
+	if more := len(r.Filling) - most; more > 0 {
+		out += fmt.Sprintf(" Filling, too: %s.", plural.Count(more, "other table"))
 	}
 	return out
 }

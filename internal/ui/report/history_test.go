@@ -85,6 +85,43 @@ func TestHistoryText(t *testing.T) {
 	}
 }
 
+// A table that was filling at the end is reported with when it will be full and the error of that, the soonest first.
+func TestHistoryForecast(t *testing.T) {
+	start := time.Date(2026, 3, 1, 22, 0, 0, 0, time.UTC)
+	r := &HistoryResult{Since: start, Until: start.Add(20 * time.Minute)}
+	for i := range 120 {
+		at := start.Add(time.Duration(i) * 10 * time.Second)
+		e := &history.Entry{At: at, Seconds: 10}
+		for n := range 5 { // 10 entries a second each; the last one does not grow
+			e.Samples = append(e.Samples, &snapshot.Snapshot{TakenAt: at, Netns: snapshot.Netns{Name: fmt.Sprint("n", n), Inode: uint64(n + 1)},
+				Conntrack: &snapshot.Conntrack{Count: uint64(100 * (i*min(1, 4-n) + 1)), Max: uint64(40000 - 2000*n)}})
+		}
+		if err := r.Add(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.Finish(nil)
+	var text, page strings.Builder
+	if err := errors.Join(r.Text(&text, time.UTC, false), r.HTML(&page, time.UTC)); err != nil {
+		t.Fatal(err)
+	}
+	for _, got := range []string{text.String(), page.String()} {
+		got = strings.Join(strings.Fields(got), " ")
+		first := strings.Index(got, "At the end the connection tracking table of n3 was filling: full in 37 min (37 min to 37 min).")
+		if second := strings.Index(got, "table of n2 was filling: full in 40 min"); first < 0 || second < first || !strings.Contains(got, "Filling, too: 1 other table.") || strings.Contains(got, "table of n4") {
+			t.Errorf("%.700s", got)
+		}
+	}
+	f := monitor.Filling{FullIn: snapshot.Seconds(40 * time.Minute), Early: snapshot.Seconds(90 * time.Second)}
+	if got, want := f.String(), "full in 40 min (90 s or more)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	f.Late = snapshot.Seconds(5 * time.Hour)
+	if got, want := f.String(), "full in 40 min (90 s to 5 h)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestHistoryHTML(t *testing.T) {
 	var b strings.Builder
 	if err := aNight(t).HTML(&b, time.UTC); err != nil {
