@@ -290,6 +290,11 @@ func TestNight(t *testing.T) {
 			t.Errorf("the history does not show %s between %s and %s", f.code, f.began.Format(time.TimeOnly), f.over.Format(time.TimeOnly))
 			continue
 		}
+		if f.code == "rule-drop" && !slices.ContainsFunc(res.Findings[i].Changes, func(c history.Change) bool {
+			return strings.HasPrefix(c.What, "rule added: iptables-legacy ip filter FORWARD `-A FORWARD -s ")
+		}) {
+			t.Errorf("what changed before is not the rule: %+v", res.Findings[i])
+		}
 		// The facts of that moment, judged today.
 		at := res.Findings[i].Began.Format(time.RFC3339)
 		exit, out, errs := observed(t.Context(), strings.Join([]string{"doctor --netns", res.Findings[i].Namespace, "-o json --history", dir, "--at", at}, " "))

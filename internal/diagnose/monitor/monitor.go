@@ -74,8 +74,9 @@ type monitor struct {
 	problem   string        // that was said last
 	refusal   string        // of the Kubernetes API, that was said last
 	sysctls   map[uint64]map[string]string
-	begun     bool      // one round is over
-	listed    time.Time // when the history last got a list of what is on
+	legacy    map[uint64]map[string]snapshot.Chain // of iptables-legacy, by their names
+	begun     bool                                 // one round is over
+	listed    time.Time                            // when the history last got a list of what is on
 
 	mu    sync.Mutex // of what scrapes read
 	state state
@@ -91,7 +92,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer sampler.Close()
-	m := &monitor{o: o, sampler: sampler, attention: newAttention(), findings: newFindings(), sysctls: map[uint64]map[string]string{}, state: newState(o)}
+	m := &monitor{o: o, sampler: sampler, attention: newAttention(), findings: newFindings(), sysctls: map[uint64]map[string]string{}, legacy: map[uint64]map[string]snapshot.Chain{}, state: newState(o)}
 	if o.Metrics != nil {
 		defer exposition.Listen(o.Metrics, m.collect, m.health, exposition.Page{Path: fleet.Path, Of: m.node})()
 	}
@@ -139,7 +140,7 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 		e.Changes = append(e.Changes, history.Change{At: c.At.UTC().Truncate(time.Millisecond), Inode: c.Netns.Inode, Namespace: Title(c.Netns), What: c.What})
 	}
 	for _, s := range r.Looks {
-		e.Changes = append(e.Changes, m.changedSettings(s)...)
+		e.Changes = append(append(e.Changes, m.changedSettings(s)...), m.changedRules(s)...)
 		events, shown := m.judge(s)
 		e.Events = append(e.Events, events...)
 		e.Tunings = append(e.Tunings, m.tune(ctx, s, shown)...)
@@ -151,6 +152,7 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 	e.Events = append(e.Events, m.findings.gone(func(inode uint64) bool { return !there[inode] }, e.At)...)
 	e.Tunings = append(e.Tunings, m.tuningDue(ctx, there)...)
 	maps.DeleteFunc(m.sysctls, func(inode uint64, _ map[string]string) bool { return !there[inode] })
+	maps.DeleteFunc(m.legacy, func(inode uint64, _ map[string]snapshot.Chain) bool { return !there[inode] })
 	m.list(e, now)
 	problem := m.store(e)
 	if problem == nil && r.Unwatched > 0 {
@@ -171,6 +173,7 @@ func (m *monitor) round(ctx context.Context, earlier []history.Tuning) error {
 func (m *monitor) forget(inode uint64, at time.Time) []history.Event {
 	delete(m.attention.spaces, inode)
 	delete(m.sysctls, inode)
+	delete(m.legacy, inode)
 	if m.tuner != nil {
 		m.tuner.gone(func(n uint64) bool { return n == inode })
 	}

@@ -112,13 +112,14 @@ func TestNamespaceGone(t *testing.T) {
 // A container that is started again mostly gets the number of its old namespace: nothing of that is said of the new one.
 func TestNumberIsGivenAgain(t *testing.T) {
 	m := crowded()
-	m.attention, m.sysctls = newAttention(), map[uint64]map[string]string{}
+	m.attention, m.sysctls, m.legacy = newAttention(), map[uint64]map[string]string{}, map[uint64]map[string]snapshot.Chain{}
 	settings := func(inode uint64, value string) *snapshot.Snapshot {
 		return &snapshot.Snapshot{Netns: snapshot.Netns{Inode: inode}, Sysctls: map[string]string{"net.ipv4.ip_forward": value}}
 	}
 	const again, other = 7, 8
 	for _, inode := range []uint64{again, other} {
 		m.changedSettings(settings(inode, "1"))
+		m.changedRules(legacyRules(inode, "-A FORWARD -s 10.0.0.1/32 -j DROP"))
 		m.attention.examined(&snapshot.Snapshot{Netns: snapshot.Netns{Inode: inode}, Conntrack: &snapshot.Conntrack{Table: &snapshot.Table{Entries: 1}}}, true, noon)
 		m.tuner.harm[harmKey{inode, "x"}], m.tuner.wrote[settingKey{inode, "x"}] = []loss{{rate: 1}}, "1"
 	}
@@ -133,7 +134,7 @@ func TestNumberIsGivenAgain(t *testing.T) {
 		_, lost := m.tuner.harm[harmKey{inode, "x"}]
 		_, wrote := m.tuner.wrote[settingKey{inode, "x"}]
 		got := []bool{examined, lost, wrote, m.findings.urgent(inode), m.state.trends[inode] != nil, m.state.tables[inode] != nil, m.state.engines[inode] != nil, m.state.windows[inode] > 0,
-			m.state.logs[inode].Log != nil, len(m.changedSettings(settings(inode, "0"))) > 0}
+			m.state.logs[inode].Log != nil, len(m.changedSettings(settings(inode, "0"))) > 0, len(m.changedRules(legacyRules(inode))) > 0}
 		for i, known := range got {
 			if known != want {
 				t.Errorf("%d: part %d is known: %v", inode, i, known)
@@ -147,6 +148,68 @@ func TestNumberIsGivenAgain(t *testing.T) {
 	}
 	if got := m.collect(); got.Len() > held {
 		t.Errorf("%d series, %d before", got.Len(), held)
+	}
+}
+
+// legacyRules is a namespace with rules of iptables-legacy in one chain.
+func legacyRules(inode uint64, texts ...string) *snapshot.Snapshot {
+	chain := snapshot.Chain{Backend: "iptables-legacy", Family: "ip", Table: "filter", Name: "FORWARD", Policy: "accept", Rules: len(texts)}
+	for _, text := range texts {
+		chain.Walk = append(chain.Walk, snapshot.Rule{Text: text})
+	}
+	return &snapshot.Snapshot{TakenAt: noon, Netns: snapshot.Netns{Inode: inode}, Chains: []snapshot.Chain{chain}, Capabilities: []snapshot.Capability{{Name: snapshot.CanIPTablesLegacy, OK: true}}}
+}
+
+// What changed in the rules of iptables-legacy is found by comparing examinations.
+func TestLegacyRulesChange(t *testing.T) {
+	const drop, queue = "-A FORWARD -s 10.0.0.1/32 -j DROP", "-A FORWARD -p udp -j NFQUEUE"
+	changed := func(change func(*snapshot.Snapshot)) func() *snapshot.Snapshot {
+		return func() *snapshot.Snapshot {
+			s := legacyRules(7, drop)
+			change(s)
+			return s
+		}
+	}
+	is := func(texts ...string) func() *snapshot.Snapshot {
+		return func() *snapshot.Snapshot { return legacyRules(7, texts...) }
+	}
+	many := make([]string, 15)
+	for i := range many {
+		many[i] = fmt.Sprintf("-A FORWARD -s 10.0.1.%02d/32 -j DROP", i)
+	}
+	const name = "iptables-legacy ip filter FORWARD"
+	for _, test := range []struct {
+		about       string
+		before, now func() *snapshot.Snapshot
+		want        []string
+	}{
+		{"nothing", is(drop), is(drop), nil},
+		{"a rule is added", is(), is(drop), []string{"rule added: " + name + " `" + drop + "`"}},
+		{"a rule is replaced", is(drop, queue), is(drop, drop), []string{"rule added: " + name + " `" + drop + "`", "rule removed: " + name + " `" + queue + "`"}},
+		{"many rules are added", is(), is(many...), append(func() (out []string) {
+			for _, text := range many[:mostRuleChanges] {
+				out = append(out, "rule added: "+name+" `"+text+"`")
+			}
+			return out
+		}(), "5 more of iptables-legacy")},
+		{"the policy", is(drop), changed(func(s *snapshot.Snapshot) { s.Chains[0].Policy = "drop" }), []string{"policy changed: " + name + ": accept -> drop"}},
+		{"a table is emptied and goes", is(drop), changed(func(s *snapshot.Snapshot) { s.Chains = nil }), []string{"chain removed: " + name}},
+		{"rules that are not known one by one", changed(func(s *snapshot.Snapshot) { s.Chains[0].Walk, s.Chains[0].Rules = nil, 3 }), is(drop), []string{"rules changed: " + name + ": 3 -> 1 rule"}},
+		{"another target", changed(func(s *snapshot.Snapshot) { s.Chains[0].Walk = nil }), changed(func(s *snapshot.Snapshot) { s.Chains[0].Walk, s.Chains[0].NATRules = nil, map[string]int{"dnat": 1} }), []string{"rules changed: " + name + ": other targets"}},
+		{"it could not be read", is(drop), changed(func(s *snapshot.Snapshot) { s.Chains, s.Capabilities = nil, nil }), nil},
+		{"rules of nftables are announced", is(drop), changed(func(s *snapshot.Snapshot) { s.Chains = append(s.Chains, snapshot.Chain{Backend: "nft", Name: "x"}) }), nil},
+	} {
+		m := &monitor{legacy: map[uint64]map[string]snapshot.Chain{}}
+		if got := m.changedRules(test.before()); got != nil {
+			t.Errorf("%s: at first %v", test.about, got)
+		}
+		var got []string
+		for _, c := range m.changedRules(test.now()) {
+			got = append(got, c.What)
+		}
+		if !reflect.DeepEqual(got, test.want) {
+			t.Errorf("%s: %q, want %q", test.about, got, test.want)
+		}
 	}
 }
 
