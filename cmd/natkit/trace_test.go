@@ -196,6 +196,84 @@ func TestTraceRate(t *testing.T) {
 	}
 }
 
+// Each way to choose packets, and each form of what is shown: of two flows one is dropped by a rule.
+func TestTraceForms(t *testing.T) {
+	l := traceLab(t)
+	server, gateway := l.ServerNode().Addr.String(), l.NATNode().Netns
+	if out, err := l.NATNode().Command(t.Context(), ktest.Tool(t, "nft"), "table ip fw { chain forward { type filter hook forward priority 10; udp dport 9 drop; }; }").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := l.ServerNode().Do(func() error {
+		c, err := net.ListenPacket("udp4", server+":10")
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { c.Close() })
+		go func() { // a full buffer would drop
+			for err == nil {
+				_, _, err = c.ReadFrom(make([]byte, 1))
+			}
+		}()
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	send := func() {
+		_ = l.Node("client").Do(func() error {
+			for _, port := range []string{":10", ":9"} {
+				c, err := net.Dial("udp4", server+port)
+				if err != nil {
+					return err
+				}
+				_, _ = c.Write([]byte("x")) // what becomes of it the trace shows
+				c.Close()
+			}
+			return nil
+		})
+	}
+	const rule = "udp dport 9 drop"
+	for _, tt := range []struct {
+		args []string
+		want string   // in each packet's line, or in the page or capture
+		not  []string // and what is in none
+	}{
+		{[]string{"--host", l.Options().Addresses.Client.Masked().String(), "--drops-only", "-o", "json"}, rule, []string{server + ":10"}},
+		{[]string{"--host", server, "--port", "10", "-o", "json"}, server + ":10", []string{rule, server + ":9"}},
+		{[]string{"udp any -> " + server + ":9", "-o", "json"}, server + ":9", []string{server + ":10"}},
+		{[]string{"udp any -> " + server, "--netns", gateway, "--interface", "eth1", "-o", "json"}, `"interface":"eth1"`, []string{l.Name() + `-client"`}},
+		{[]string{"--host", server, "--drops-only"}, "DROPPED", []string{server + ":10"}},
+		{[]string{"--host", server, "--drops-only", "-o", "html"}, rule, []string{"<script", server + ":10"}},
+		{[]string{"--host", server, "--drops-only", "-o", "pcapng"}, rule, nil},
+	} {
+		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
+			t.Parallel() // most of the time is waiting
+			cmd, stdout := tracing(t, append(tt.args, "--now", "--packets", "2", "--for", "20s")...)
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			ktest.Wait(t, 30*time.Second, "packets are traced", func() bool {
+				send()
+				return len(ended) > 0
+			})
+			if err := <-ended; err != nil {
+				t.Fatal(err)
+			}
+			got := stdout.String()
+			parts := []string{got}
+			if slices.Contains(tt.args, "json") {
+				lines := strings.Split(strings.TrimSpace(got), "\n")
+				if parts = lines[:len(lines)-1]; len(parts) != 2 { // then the totals
+					t.Errorf("%d packets", len(parts))
+				}
+			}
+			for _, part := range parts {
+				if !strings.Contains(part, tt.want) || slices.ContainsFunc(tt.not, func(not string) bool { return strings.Contains(part, not) }) {
+					t.Errorf("want %q and none of %q in\n%s", tt.want, tt.not, part)
+				}
+			}
+		})
+	}
+}
+
 // --container follows the address of a container by its name.
 func TestTraceContainer(t *testing.T) {
 	l := traceLab(t)
