@@ -179,6 +179,21 @@ func TestFaultsBecomeEvents(t *testing.T) {
 	}
 }
 
+// docs/kubernetes.md says of every fault of the lab how soon it is an Event, or that it is advice or cannot be made.
+func TestEventsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	advice := regexp.MustCompile("(?m)^- Advice \\(.*$").Find(page)
+	for _, f := range Faults() {
+		row := regexp.MustCompile("(?m)^\\| `" + f.Code + "` \\| (critical|warning) \\| [0-9]+ s \\| [0-9]+ s \\|$").Match(page)
+		if other := strings.Contains(string(advice), "`"+f.Code+"`") || noEvent[f.Code] != ""; row == other {
+			t.Errorf("%s: in the table %v, and among the others %v", f.Code, row, other)
+		}
+	}
+}
+
 // natkitInPath has the cures that run natkit find the one under test; the processes that play the faults inherit it.
 func natkitInPath(t *testing.T) {
 	t.Helper()
