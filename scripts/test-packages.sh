@@ -59,6 +59,10 @@ in_root() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root 
 echo "== install"
 in_root dpkg -i /packages/old.deb >/dev/null
 [ "$(in_root natkit version | cut -d' ' -f2)" = "$newest~before" ] || fail "natkit version: $(in_root natkit version)"
+for file in man/man8/natkit.8.gz bash-completion/completions/natkit zsh/vendor-completions/_natkit fish/vendor_completions.d/natkit.fish; do
+    [ -s "$root/usr/share/$file" ] || fail "no /usr/share/$file"
+done
+[ -s "$root/etc/default/natkit" ] || fail "no default configuration"
 in_root sh -c 'systemd-analyze verify --man=no /lib/systemd/system/natkit*.service' || fail "systemd refuses a unit"
 for unit in "$root"/lib/systemd/system/natkit*.service; do
     in_root systemd-analyze security --offline=yes --threshold=50 "/${unit#"$root/"}" | tail -n 1 || fail "$unit is exposed more than 5.0"
