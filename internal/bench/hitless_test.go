@@ -22,8 +22,9 @@ import (
 
 // liveRouter is the eBPF engine as natkit up and natkit apply make it, with rules that change.
 type liveRouter struct {
-	t     *testing.T
-	rules string
+	t      *testing.T
+	attach control.Attach
+	rules  string
 }
 
 func (r *liveRouter) Name() string     { return "live" }
@@ -41,7 +42,7 @@ func (r *liveRouter) Install(ctx context.Context, b *Testbed, _ RouterOptions) (
 	if err != nil {
 		return nil, err
 	}
-	if _, err := control.Up(ctx, file, text, control.Options{Namespace: b.Router, Engine: control.EngineEBPF, Attach: control.AttachXDP}); err != nil {
+	if _, err := control.Up(ctx, file, text, control.Options{Namespace: b.Router, Engine: control.EngineEBPF, Attach: r.attach}); err != nil {
 		return nil, err
 	}
 	return func() error {
@@ -85,11 +86,18 @@ func observed(t *testing.T, s *tester, flows int) []netip.AddrPort {
 
 // Sessions go on through every change of port blocks, classes, limits and addresses, and to blocks
 // from none: the other end sees each at the same external endpoint, no packet is lost while rules
-// change, no endpoint has two owners, and blocks are one host's. NATKIT_FLOWS is how many there are.
+// change, no endpoint has two owners, and blocks are one host's. NATKIT_FLOWS is how many are open
+// when the first change comes; a tenth more begin after each.
 func TestHitlessChange(t *testing.T) {
 	ktest.Root(t)
 	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
-	flows := 100_000
+	for _, attach := range []control.Attach{control.AttachXDP, control.AttachTC} {
+		t.Run(string(attach), func(t *testing.T) { hitlessChange(t, attach) })
+	}
+}
+
+func hitlessChange(t *testing.T, attach control.Attach) {
+	flows := 50_000
 	if text := os.Getenv("NATKIT_FLOWS"); text != "" {
 		var err error
 		if flows, err = strconv.Atoi(text); err != nil {
@@ -104,19 +112,19 @@ pools:
   cgn: {addresses: [%s-%s], ports: 1024-65535%s}
 %srules:
   - {snat: 198.18.0.0/16, to: cgn}
-`, max(1<<17, 1<<17*scale), 1<<12*scale, address(0), address(addresses-1), pool, more)
+`, 1<<18*scale, 1<<12*scale, address(0), address(addresses-1), pool, more)
 	}
 	const classes = `subscribers:
   classes:
     default: {ports: %d, sessions: %d, new_per_second: 100000}
     few: {of: [198.18.0.0/26], ports: %d, sessions: 20}
 `
-	drained := [2]netip.Addr{address(scale), address(2*scale - 1)}
+	drained := [2]netip.Addr{address(scale), address(3*scale - 1)} // with ports given one by one, and in blocks
 	steps := []struct {
 		name, rules string
 		blocks      bool
 	}{
-		{"ports one by one", rules(scale, "", ""), false},
+		{"ports one by one", rules(2*scale, "", ""), false},
 		{"blocks, more addresses", rules(7*scale, ", blocks: {size: 512, extra: 256, at_most: 7}", ""), true},
 		{"other blocks", rules(7*scale, ", blocks: {size: 64, extra: 128, at_most: 3}", ""), true},
 		{"limits below what some have", rules(7*scale, ", blocks: {size: 64, extra: 128, at_most: 3}", fmt.Sprintf(classes, 500, 400, 10)), true},
@@ -124,8 +132,9 @@ pools:
 		{"an address drained", rules(11*scale, fmt.Sprintf(", blocks: {size: 256, extra: 64, at_most: 1}, drain: [%s-%s]", drained[0], drained[1]), ""), true},
 		{"no drain, larger blocks, more addresses", rules(16*scale, ", blocks: {size: 1024, extra: 512, at_most: 1}", ""), true},
 	}
-	router := &liveRouter{t: t, rules: steps[0].rules}
-	l, err := newDUT(t.Context(), router, RouterOptions{}, flows, false)
+	router := &liveRouter{t: t, attach: attach, rules: steps[0].rules}
+	most := flows + (len(steps)-1)*flows/10
+	l, err := newDUT(t.Context(), router, RouterOptions{}, most, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,9 +195,9 @@ pools:
 				}
 			}
 		}
-		until := flows * (n + 1) / len(steps) / HostSessions * HostSessions
-		if n == len(steps)-1 {
-			until = flows
+		until := most
+		if n < len(steps)-1 { // whole hosts
+			until = (flows + n*flows/10 + HostSessions - 1) / HostSessions * HostSessions
 		}
 		send(open, until-open)
 		now := observed(t, l.tester, until)
@@ -217,8 +226,8 @@ pools:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p := status.Pools[0]; p.FreeUDP != p.Ports-flows {
-		t.Errorf("%d of %d ports are free, with %d sessions", p.FreeUDP, p.Ports, flows)
+	if p := status.Pools[0]; p.FreeUDP != p.Ports-most {
+		t.Errorf("%d of %d ports are free, with %d sessions", p.FreeUDP, p.Ports, most)
 	}
-	t.Logf("%d sessions, %d rule files, in %v; %d subscribers, blocks %+v", flows, len(steps), time.Since(began).Round(time.Millisecond), status.Pools[0].Subscribers, *status.Pools[0].Blocks)
+	t.Logf("%d sessions, then %d, %d rule files, in %v; %d subscribers, blocks %+v", flows, most, len(steps), time.Since(began).Round(time.Millisecond), status.Pools[0].Subscribers, *status.Pools[0].Blocks)
 }
