@@ -135,7 +135,8 @@ type EnginePool struct {
 	Name        string  `json:"pool"`
 	Addresses   uint64  `json:"address_count"`
 	Subscribers uint64  `json:"subscribers"`
-	Ports       uint64  `json:"usable_ports"` // of all addresses, of each protocol
+	NearLimit   uint64  `json:"subscribers_near_limit,omitempty"` // those that have 80 % of one of their limits
+	Ports       uint64  `json:"usable_ports"`                     // of all addresses, of each protocol
 	FreeTCP     uint64  `json:"free_tcp"`
 	FreeUDP     uint64  `json:"free_udp"`
 	FreeICMP    uint64  `json:"free_icmp"`

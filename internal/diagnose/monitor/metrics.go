@@ -31,11 +31,11 @@ const (
 	maxEngines = 14
 	maxPorts   = 20 // outside addresses, by protocol
 	maxTalkers = 10
-	maxPools   = 5  // of engines, fullest first, with six series each
-	maxRefused = 5  // subscribers that were refused something
-	maxLogs    = 3  // of translations, with two series each
-	maxSinks   = 3  // of these, with three series each, those furthest behind
-	maxTunings = 10 // settings that would be changed
+	maxPools   = 5 // of engines, fullest first, with seven series each
+	maxRefused = 5 // subscribers that were refused something
+	maxLogs    = 3 // of translations, with two series each
+	maxSinks   = 3 // of these, with three series each, those furthest behind
+	maxTunings = 8 // settings that would be changed
 	maxSeries  = 500
 )
 
@@ -69,6 +69,7 @@ var (
 	descSubs      = exposition.Metric("engine_subscribers", "Subscribers of an engine with a session or a port.", "engine", "namespace")
 	descPoolUsed  = exposition.Metric("engine_pool_used_ratio", "Share of a pool of external addresses that is taken: of its port blocks, or of the ports of the protocol with fewest left.", "pool", "namespace")
 	descPoolSubs  = exposition.Metric("engine_pool_subscribers", "Subscribers of a pool.", "pool", "namespace")
+	descPoolNear  = exposition.Metric("engine_pool_subscribers_near_limit", "Subscribers of a pool that have 80 % or more of a limit of theirs: sessions, ports, or port blocks.", "pool", "namespace")
 	descPoolPorts = exposition.Metric("engine_pool_ports_free", "Free ports of a pool, of the protocol with fewest left.", "pool", "namespace")
 	descPoolBlock = exposition.Metric("engine_pool_blocks", "Port blocks of a pool, without computed ones: used by subscribers, and free ones of the first block's size.", "pool", "namespace", "state")
 	descLogGaps   = exposition.Metric("log_gaps", "Gaps of the last day in the log of translations, at most 50.", "namespace")
@@ -91,7 +92,7 @@ var (
 // Families are all of the monitor's own, in the order of the dashboard.
 var Families = []*exposition.Family{
 	descFinding, descImpact, descOmitted, descSpaces, descUnwatched, descEntries, descLimit, descOthers, descFull, descFullEarly, descFullLate, descChecked, descHeld, descStats, descDrops, descDropsLost,
-	descTracing, descPortsUsed, descTopShare, descReadAt, descTalkers, descEngine, descEngineUse, descDrift, descSubs, descPoolUsed, descPoolSubs, descPoolPorts, descPoolBlock, descRefused, descTopSubs, descLogGaps, descLogAge, descSinkUp, descSinkLate, descSinkWait, descIntervals, descLast, descLooks, descDumps, descHistory, descTuneWould, descTuned, descCausesLot,
+	descTracing, descPortsUsed, descTopShare, descReadAt, descTalkers, descEngine, descEngineUse, descDrift, descSubs, descPoolUsed, descPoolSubs, descPoolNear, descPoolPorts, descPoolBlock, descRefused, descTopSubs, descLogGaps, descLogAge, descSinkUp, descSinkLate, descSinkWait, descIntervals, descLast, descLooks, descDumps, descHistory, descTuneWould, descTuned, descCausesLot,
 	kubernetes.Families[0], kubernetes.Families[1], kubernetes.Families[2], kubernetes.Families[3],
 }
 
@@ -474,6 +475,7 @@ func (st *state) exposePools(e *exposition.Exposition, shown map[string]bool) {
 		series[key] = true
 		e.Gauge(descPoolUsed, p.Share, p.Name, p.space)
 		e.Gauge(descPoolSubs, float64(p.Subscribers), p.Name, p.space)
+		e.Gauge(descPoolNear, float64(p.NearLimit), p.Name, p.space)
 		e.Gauge(descPoolPorts, float64(min(p.FreeTCP, p.FreeUDP, p.FreeICMP)), p.Name, p.space)
 		if p.BlockSize > 0 {
 			e.Gauge(descPoolBlock, float64(p.BlocksUsed), p.Name, p.space, "used")

@@ -165,7 +165,7 @@ func (s *Status) poolFacts(totals map[string]*SubscriberTotal, before *snapshot.
 	var out []snapshot.EnginePool
 	for _, p := range s.Pools {
 		fact := snapshot.EnginePool{
-			Name: p.Name, Addresses: uint64(p.Addresses), Subscribers: uint64(p.Subscribers),
+			Name: p.Name, Addresses: uint64(p.Addresses), Subscribers: uint64(p.Subscribers), NearLimit: uint64(p.NearLimit),
 			Ports: uint64(p.Ports), FreeTCP: uint64(p.FreeTCP), FreeUDP: uint64(p.FreeUDP), FreeICMP: uint64(p.FreeICMP), Share: p.Share, Refused: p.Refused,
 		}
 		if b := p.Blocks; b != nil {

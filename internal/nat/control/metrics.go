@@ -115,6 +115,7 @@ var (
 	descPorts         = exposition.Metric("ports", "Ports of an external address; address is all if there are more than 256.", "address", "class")
 	descPortsFree     = exposition.Metric("ports_free", "Free ports of an external address.", "address", "class")
 	descSubscribers   = exposition.Metric("subscribers", "Subscribers with a session or a port, by pool; pool is all if there are more than 64.", "pool")
+	descSubsNear      = exposition.Metric("subscribers_near_limit", "Subscribers of a pool that have 80 % or more of a limit of theirs: sessions, ports, or port blocks.", "pool")
 	descSubsLimit     = exposition.Metric("subscribers_limit", "Maximum number of subscribers: limits.sources.")
 	descPoolAddresses = exposition.Metric("pool_addresses", "External addresses of a pool; draining: no rule uses them any more.", "pool", "state")
 	descPoolUsed      = exposition.Metric("pool_used_ratio", "Share of a pool that is taken: of its port blocks, or of the ports of the protocol with fewest left.", "pool")
@@ -283,6 +284,7 @@ func exposePools(e *exposition.Exposition, pools []PoolStatus, subscribersLimit 
 	}
 	for _, p := range pools {
 		e.Gauge(descSubscribers, float64(p.Subscribers), p.Name)
+		e.Gauge(descSubsNear, float64(p.NearLimit), p.Name)
 		e.Gauge(descPoolAddresses, float64(p.Addresses), p.Name, "in use")
 		e.Gauge(descPoolAddresses, float64(p.Draining), p.Name, "draining")
 		e.Gauge(descPoolUsed, p.Share, p.Name)
@@ -301,6 +303,7 @@ func allPools(pools []PoolStatus) PoolStatus {
 	sum := PoolStatus{Name: "all", Refused: map[string]uint64{}}
 	for _, p := range pools {
 		sum.Subscribers, sum.Addresses, sum.Draining = sum.Subscribers+p.Subscribers, sum.Addresses+p.Addresses, sum.Draining+p.Draining
+		sum.NearLimit += p.NearLimit
 		sum.Share = max(sum.Share, p.Share)
 		if p.Blocks != nil {
 			if sum.Blocks == nil {

@@ -68,6 +68,7 @@ func (s *Subscriber) AllRefused() (n uint64) {
 type SubscriberTotal struct {
 	Name        string            `json:"name"`
 	Subscribers int               `json:"subscribers"`
+	NearLimit   int               `json:"subscribers_near_limit"` // those that have 80 % of one of their limits
 	Sessions    int               `json:"sessions"`
 	Ports       *int              `json:"ports_used,omitempty"`
 	Blocks      int               `json:"block_count"`
@@ -322,6 +323,9 @@ func (o *SubscriberOptions) wants(s *Subscriber) bool {
 		(o.Class == "" || o.Class == s.Class) && (o.Pool == "" || o.Pool == s.Pool)
 }
 
+// nearLimit is the share of a limit from which on a subscriber is near it.
+const nearLimit = 0.8
+
 // total adds a subscriber to those of that name.
 func total(totals map[string]*SubscriberTotal, name string, s *Subscriber) {
 	t := totals[name]
@@ -330,6 +334,9 @@ func total(totals map[string]*SubscriberTotal, name string, s *Subscriber) {
 		totals[name] = t
 	}
 	t.Subscribers++
+	if s.Share >= nearLimit {
+		t.NearLimit++
+	}
 	t.Sessions += s.Sessions
 	t.Blocks += len(s.Blocks)
 	if s.Ports != nil {
@@ -360,6 +367,7 @@ type PoolStatus struct {
 	Share       float64           `json:"used_share"`
 	Blocks      *PoolBlocks       `json:"port_blocks,omitempty"`
 	Subscribers int               `json:"subscribers"`
+	NearLimit   int               `json:"subscribers_near_limit"`     // those that have 80 % of one of their limits
 	Refused     map[string]uint64 `json:"refused_by_reason,omitzero"` // packets of those that are there now
 }
 
@@ -407,7 +415,7 @@ func (b *books) poolStatus(e *datapath.Engine, addresses []AddressStatus, totals
 			s.Share = float64(blocks.Used) / float64(max(blocks.Used+blocks.Free, 1))
 		}
 		if t := totals[p.name]; t != nil {
-			s.Subscribers, s.Refused = t.Subscribers, t.Refused
+			s.Subscribers, s.NearLimit, s.Refused = t.Subscribers, t.NearLimit, t.Refused
 		}
 		out = append(out, s)
 	}

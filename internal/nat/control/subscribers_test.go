@@ -121,7 +121,7 @@ func TestSubscribers(t *testing.T) {
 		t.Fatalf("status %+v, %v", status, err)
 	}
 	p := status.Pools[0]
-	if p.Name != "cgn" || p.Addresses != 2 || p.Subscribers != 3 || p.Refused["port-limit"] != 21 || p.Blocks == nil || p.Blocks.Used != 4 || p.Blocks.Free != 2*48-4 || p.FreeUDP != 2*3072-171 {
+	if p.Name != "cgn" || p.Addresses != 2 || p.Subscribers != 3 || p.NearLimit != 2 || p.Refused["port-limit"] != 21 || p.Blocks == nil || p.Blocks.Used != 4 || p.Blocks.Free != 2*48-4 || p.FreeUDP != 2*3072-171 {
 		t.Errorf("pool %+v, %+v", p, p.Blocks)
 	}
 
@@ -134,7 +134,7 @@ func TestSubscribers(t *testing.T) {
 	if got := fmt.Sprint(facts.Sources[0]); got != fmt.Sprint(business) || facts.Sources[1].AllRefused() != 4 || facts.Sources[2].Refused != nil {
 		t.Errorf("subscribers %+v", facts.Sources)
 	}
-	if p := facts.Pools[0]; p.Refused["port-limit"] != 9 || fmt.Sprint(p.Lines) != "map[at_most:9 extra:9 size:9]" || p.Taken != 171 {
+	if p := facts.Pools[0]; p.NearLimit != 2 || p.Refused["port-limit"] != 9 || fmt.Sprint(p.Lines) != "map[at_most:9 extra:9 size:9]" || p.Taken != 171 {
 		t.Errorf("pool %+v", p)
 	}
 	sample, err := SampleEngine(b.gateway)
@@ -156,7 +156,7 @@ func TestSubscribers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, line := range []string{
-		`natkit_subscribers{pool="cgn"} 3`, `natkit_subscribers_limit 256`, `natkit_pool_blocks{pool="cgn",state="used"} 4`, `natkit_pool_blocks{pool="cgn",state="free"} 92`,
+		`natkit_subscribers{pool="cgn"} 3`, `natkit_subscribers_near_limit{pool="cgn"} 2`, `natkit_subscribers_limit 256`, `natkit_pool_blocks{pool="cgn",state="used"} 4`, `natkit_pool_blocks{pool="cgn",state="free"} 92`,
 		`natkit_pool_addresses{pool="cgn",state="in use"} 2`, `natkit_pool_refused_packets{pool="cgn",reason="port-limit"} 21`,
 	} {
 		if !strings.Contains(text.String(), line+"\n") {
