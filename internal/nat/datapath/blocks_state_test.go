@@ -166,6 +166,54 @@ func TestPortBlocks(t *testing.T) {
 	}
 }
 
+// Blocks have the sizes of the file, and begin at multiples of them. Their ports come in random order, at first of
+// the internal port's parity if that is wanted. Who has used up its blocks gets no more.
+func TestBlockSizes(t *testing.T) {
+	r := aModelRig(t)
+	r.seed(14)
+	for size, parity := 64, false; size <= 4096; size, parity = 2*size, !parity {
+		blocks := rulefile.Blocks{Size: size, Extra: 64 * 4096 / size, AtMost: 1}
+		f := blockFile(blocks, 1)
+		f.Pools[0].Ports = rulefile.PortRange{First: 32768, Last: 65535} // none is a host's own port
+		f.Defaults.Timeouts, f.Defaults.PortParity = rulefile.DefaultTimeouts(), parity
+		r.forget(t, f)
+		r.model = newModel(f, r.facts, r.route)
+		r.applied(t, f, nil)
+		given := map[uint16]bool{}
+		sequel, last := 0, uint16(0)
+		open := func(from, count int) {
+			t.Helper()
+			first := uint16(0)
+			for i := range count {
+				src := uint16(2000 + 2*(from+i))
+				saw := r.udp(t, netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, 2, 2}), src), 53)
+				port := saw.ends.src.Port()
+				if i == 0 {
+					first = port / uint16(count) * uint16(count)
+				}
+				if !isTranslated(saw) || given[port] || port < first || int(port) >= int(first)+count {
+					t.Fatalf("%+v: endpoint %d, in a block from %d on: %v", blocks, i, first, saw)
+				}
+				if parity && i < count/4 && port%2 == 1 { // near the end, eight words are looked at and may have none
+					t.Fatalf("%+v: endpoint %d, internal port %d, has port %d", blocks, i, src, port)
+				}
+				if port == last+1 || parity && port == last+2 {
+					sequel++
+				}
+				given[port], last = true, port
+			}
+		}
+		open(0, blocks.Size)
+		open(blocks.Size, blocks.Extra)
+		if sequel > len(given)/8 {
+			t.Errorf("%+v: %d of %d ports follow the one before", blocks, sequel, len(given))
+		}
+		if saw := r.udp(t, netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, 2, 2}), 1999), 53); saw.reason != abiNatReasonNAT_DROP_PORT_LIMIT {
+			t.Errorf("%+v: with all ports in use: %v", blocks, saw)
+		}
+	}
+}
+
 // A pool gets blocks, then others, then more addresses, while sessions are open: every one of them
 // keeps its external endpoint, new ones are of blocks in which nobody else has a port, and what is
 // not in blocks becomes one when it is free.

@@ -180,6 +180,9 @@ func hasKey(alive map[LogKey]uint64, src, external, to netip.AddrPort, f *rulefi
 // What finds no room is counted, with its times, and everything that was read before that is right; a
 // reader that is killed before it has released what it read leaves that to the next.
 func TestLogFull(t *testing.T) {
+	if room := LogBytes / logRecordBytes; room < 10*60*1000 {
+		t.Errorf("without a reader the ring is full after %d records, want those of ten minutes of 1000 a second", room)
+	}
 	r := aModelRig(t)
 	r.seed(12)
 	f := blockFile(rulefile.Blocks{}, 1)

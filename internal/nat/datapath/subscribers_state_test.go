@@ -91,6 +91,28 @@ func TestSubscribersRead(t *testing.T) {
 					t.Errorf("%+v", s)
 				}
 			}
+			// The log reads the same, with the limits that it is to be compared with.
+			log, err := r.engine.OpenLog()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer log.Close()
+			uses := map[netip.Addr]SubscriberUse{}
+			if err := log.Use(func(u SubscriberUse) { uses[u.Subscriber] = u }); err != nil {
+				t.Fatal(err)
+			}
+			for of, want := range map[netip.Addr]SubscriberUse{
+				greedy: {Ports: 192, MostPorts: 250, Blocks: 2, MostBlocks: 2}, small: {Ports: 5, MostPorts: 5, Blocks: 1, MostBlocks: 2},
+			} {
+				want.Subscriber, want.External, want.Pool = of, have[of].External, have[of].Pool
+				if uses[of] != want {
+					t.Errorf("use %+v, want %+v", uses[of], want)
+				}
+			}
+			var all AddressUse
+			if err := log.Addresses(func(u AddressUse) { all.Used, all.Total = all.Used+u.Used, all.Total+u.Total }); err != nil || all.Used != 320 || all.Total != 2*64512 {
+				t.Errorf("%d of %d ports are in blocks (%v), want 320 of %d", all.Used, all.Total, err, 2*64512)
+			}
 			if use := blocks(); use.Used != 3 || use.Free != before.Free-3 {
 				t.Errorf("blocks %+v; were %+v", use, before)
 			}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -35,6 +36,7 @@ type fakeLog struct {
 	asked    bool
 	down     bool
 	subs     []datapath.SubscriberUse
+	uses     []datapath.AddressUse
 	releases int
 }
 
@@ -42,19 +44,25 @@ func newFakeLog() *fakeLog {
 	return &fakeLog{name: "one", room: 1 << 30, alive: map[datapath.LogKey]uint64{}, what: rulefile.LogMappings}
 }
 
-func (f *fakeLog) Engine() (string, error)                   { return f.name, nil }
-func (f *fakeLog) What() (rulefile.LogRecord, bool)          { return f.what, false }
-func (f *fakeLog) Asked() bool                               { return f.asked }
-func (f *fakeLog) Empty() bool                               { return f.read == len(f.ring) }
-func (f *fakeLog) Next() uint32                              { return f.next }
-func (f *fakeLog) Lost() datapath.LogLoss                    { return f.loss }
-func (f *fakeLog) Recorded(l datapath.LogLoss)               { f.loss.First = 0 }
-func (f *fakeLog) Up() bool                                  { return !f.down }
-func (f *fakeLog) Interface(zone uint8) string               { return fmt.Sprintf("in%d", zone) }
-func (f *fakeLog) CloseAsked() error                         { f.read = 0; return nil }
-func (f *fakeLog) Abandon() error                            { f.read = 0; return nil }
-func (f *fakeLog) Release()                                  { f.ring, f.read = f.ring[f.read:], 0; f.releases++ }
-func (f *fakeLog) Addresses(func(datapath.AddressUse)) error { return nil }
+func (f *fakeLog) Engine() (string, error)          { return f.name, nil }
+func (f *fakeLog) What() (rulefile.LogRecord, bool) { return f.what, false }
+func (f *fakeLog) Asked() bool                      { return f.asked }
+func (f *fakeLog) Empty() bool                      { return f.read == len(f.ring) }
+func (f *fakeLog) Next() uint32                     { return f.next }
+func (f *fakeLog) Lost() datapath.LogLoss           { return f.loss }
+func (f *fakeLog) Recorded(l datapath.LogLoss)      { f.loss.First = 0 }
+func (f *fakeLog) Up() bool                         { return !f.down }
+func (f *fakeLog) Interface(zone uint8) string      { return fmt.Sprintf("in%d", zone) }
+func (f *fakeLog) CloseAsked() error                { f.read = 0; return nil }
+func (f *fakeLog) Abandon() error                   { f.read = 0; return nil }
+func (f *fakeLog) Release()                         { f.ring, f.read = f.ring[f.read:], 0; f.releases++ }
+
+func (f *fakeLog) Addresses(fn func(datapath.AddressUse)) error {
+	for _, u := range f.uses {
+		fn(u)
+	}
+	return nil
+}
 
 func (f *fakeLog) Use(fn func(datapath.SubscriberUse)) error {
 	for _, u := range f.subs {
@@ -125,6 +133,8 @@ type running struct {
 	dir  string
 	off  int64
 	said []string
+
+	written func(store.Batch)
 }
 
 // during runs the collector while something happens, which is recorded when it ends.
@@ -137,7 +147,7 @@ func (r *running) during(fn func()) {
 func (r *running) with(fn func(*collector)) {
 	r.t.Helper()
 	c := &collector{o: Options{
-		Store: store.Options{Dir: r.dir, Node: "gw", Say: func(string) {}}, Say: func(s string) { r.said = append(r.said, s) },
+		Store: store.Options{Dir: r.dir, Node: "gw", Say: func(string) {}, Written: r.written}, Say: func(s string) { r.said = append(r.said, s) },
 		Started: func(int) {}, Ticked: func(store.Stats) {}, openEngine: func() (engineLog, error) { return r.log, nil }, Now: func() time.Time { return r.timeOf(uint64(monotonic())) },
 	}, rules: noRules{}}
 	c.startClock()
@@ -285,6 +295,56 @@ func TestLimits(t *testing.T) {
 	}
 	if l.crosses(limited{what: "sessions"}, 5, 0) {
 		t.Error("what has no limit has reached it")
+	}
+}
+
+// Who has 80 per cent of its ports or blocks is recorded, as a subscriber or as a pool, which is all of its
+// addresses together.
+func TestLimitsAreRecorded(t *testing.T) {
+	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
+	file, err := rulefile.Parse("f", []byte("inside: in\noutside: out\npools:\n  cgn: {addresses: [198.51.100.1, 198.51.100.2]}\n  full: {addresses: 198.51.100.3}\nrules:\n  - {snat: any, to: cgn}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := netip.MustParseAddr
+	r.log.subs = []datapath.SubscriberUse{
+		{Subscriber: addr("10.0.0.7"), External: addr("198.51.100.1"), Ports: 80, MostPorts: 100, Blocks: 3, MostBlocks: 4},
+		{Subscriber: addr("10.0.0.8"), Zone: 3, Ports: 79, MostPorts: 100, Blocks: 4, MostBlocks: 5},
+		{Subscriber: addr("10.0.0.9"), Ports: 1000},
+	}
+	r.log.uses = []datapath.AddressUse{
+		{Address: addr("198.51.100.1"), Used: 900, Total: 1000}, {Address: addr("198.51.100.2"), Used: 690, Total: 1000},
+		{Address: addr("198.51.100.3"), Used: 1000, Total: 1000, Blocks: true}, {Address: addr("198.51.100.4"), Used: 8, Total: 10},
+	}
+	var got []string
+	r.written = func(b store.Batch) {
+		for _, rec := range b.Records {
+			if rec.Event == natlog.Quota || rec.Event == natlog.Exhausted {
+				got = append(got, fmt.Sprintf("%v %v %v zone %d: %s (pool %q, near %t)", rec.Event, rec.Internal.Addr(), rec.External.Addr(), rec.Zone, rec.Note, rec.Pool(), rec.Nearly()))
+			}
+		}
+	}
+	r.with(func(c *collector) {
+		c.engine.file, c.engine.pool = file, map[[4]byte]string{}
+		look := func() {
+			c.limits.looked = time.Time{}
+			c.limits.look(c)
+		}
+		look()
+		look() // the same again is no event
+		r.log.uses[1].Used = 700
+		look()
+	})
+	slices.Sort(got)
+	want := []string{
+		`exhausted invalid IP 198.51.100.1 zone 0: 80%: 1600 of 2000 ports of pool cgn in use (pool "cgn", near true)`,
+		`exhausted invalid IP 198.51.100.3 zone 0: 100%: 1000 of 1000 ports in blocks of pool full in use (pool "full", near true)`,
+		`exhausted invalid IP 198.51.100.4 zone 0: 80%: 8 of 10 ports of pool 198.51.100.4 in use (pool "198.51.100.4", near true)`,
+		`quota 10.0.0.7 198.51.100.1 zone 0: 80%: 80 of 100 ports in use (pool "", near true)`,
+		`quota 10.0.0.8 invalid IP zone 3: 80%: 4 of 5 port blocks in use (pool "", near true)`,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("recorded are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
