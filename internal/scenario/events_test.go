@@ -185,7 +185,7 @@ func TestEventsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	advice := regexp.MustCompile("(?m)^- Advice \\(.*$").Find(page)
+	advice := regexp.MustCompile(`(?m)^- Advice \(.*$`).Find(page)
 	for _, f := range Faults() {
 		row := regexp.MustCompile("(?m)^\\| `" + f.Code + "` \\| (critical|warning) \\| [0-9]+ s \\| [0-9]+ s \\|$").Match(page)
 		if other := strings.Contains(string(advice), "`"+f.Code+"`") || noEvent[f.Code] != ""; row == other {

@@ -459,7 +459,8 @@ func TestPCPAnnounce(t *testing.T) {
 	b.hears("followed", "")
 	ktest.Wait(t, patient, "the mapping to end", func() bool { return len(b.leases()) == 0 })
 	_ = hear.SetReadDeadline(time.Now().Add(patient))
-	announced, address, again := 0, 0, false                                   // the address is announced at once, the loss when GC has ended the mapping
+	// The address is announced at once, the loss when GC has ended the mapping.
+	announced, address, again := 0, 0, false
 	for buffer := make([]byte, 100); announced < 4 || address < 4 || !again; { // of ten, whose pauses double
 		n, from, err := hear.ReadFromUDPAddrPort(buffer)
 		if err != nil {
