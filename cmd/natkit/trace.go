@@ -235,7 +235,9 @@ func (e *env) tracePresenter(output string) (p presenter, err error) {
 		if err != nil {
 			return p, err
 		}
-		p.packet = func(packet trace.Packet) error { return capture.Packet(packet, report.TraceComment) }
+		p.packet = func(packet trace.Packet) error {
+			return capture.Packet(packet, report.TraceComment, report.TraceEnd(packet.End))
+		}
 		// A capture has no place for these.
 		p.ended = func(end trace.EntryEnd) error {
 			_, err := fmt.Fprintln(e.stderr, report.TraceEnded(end, boot))

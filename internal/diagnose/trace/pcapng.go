@@ -3,7 +3,7 @@
 package trace
 
 // Captures for Wireshark: each step of a packet that has its content is one frame, with the step as
-// its comment. The format is that of draft-ietf-opsawg-pcapng.
+// its comment. The last one of a packet has a second comment: what became of it. The format is that of draft-ietf-opsawg-pcapng.
 
 import (
 	"encoding/binary"
@@ -52,9 +52,13 @@ func NewPcapng(w io.Writer, boot int64) (*Pcapng, error) {
 	return p, p.block(blockSection, body)
 }
 
-// Packet writes the steps of one packet that have its content.
-func (p *Pcapng) Packet(packet Packet, describe func(*Step) string) error {
+// Packet writes the steps of one packet that have its content, and its end.
+func (p *Pcapng) Packet(packet Packet, describe func(*Step) string, end string) error {
 	last := packet.StartNS
+	final := len(packet.Steps) - 1
+	for final >= 0 && len(packet.Steps[final].Head) == 0 {
+		final--
+	}
 	for i := range packet.Steps {
 		s := &packet.Steps[i]
 		if s.TimeNS != 0 {
@@ -67,7 +71,11 @@ func (p *Pcapng) Packet(packet Packet, describe func(*Step) string) error {
 		if err != nil {
 			return err
 		}
-		if err := p.frame(id, last, s, describe(s)); err != nil {
+		comments := []string{describe(s)}
+		if i == final {
+			comments = append(comments, end)
+		}
+		if err := p.frame(id, last, s, comments); err != nil {
 			return err
 		}
 	}
@@ -94,7 +102,7 @@ func (p *Pcapng) at(s *Step) (uint32, error) {
 	return id, p.block(blockInterface, option(body, optEnd, nil))
 }
 
-func (p *Pcapng) frame(id uint32, at uint64, s *Step, comment string) error {
+func (p *Pcapng) frame(id uint32, at uint64, s *Step, comments []string) error {
 	when := uint64(p.boot) + at
 	var body []byte
 	body = binary.LittleEndian.AppendUint32(body, id)
@@ -103,7 +111,9 @@ func (p *Pcapng) frame(id uint32, at uint64, s *Step, comment string) error {
 	body = binary.LittleEndian.AppendUint32(body, uint32(len(s.Head)))
 	body = binary.LittleEndian.AppendUint32(body, max(s.Length, uint32(len(s.Head))))
 	body = pad(append(body, s.Head...))
-	body = option(body, optComment, []byte(comment[:min(len(comment), maxComment)]))
+	for _, c := range comments {
+		body = option(body, optComment, []byte(c[:min(len(c), maxComment)]))
+	}
 	return p.block(blockPacket, option(body, optEnd, nil))
 }
 

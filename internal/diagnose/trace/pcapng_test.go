@@ -28,11 +28,14 @@ func TestPcapng(t *testing.T) {
 		{Namespace: "gateway", Interface: "eth1", What: Received, TimeNS: 7_000, Head: head, Length: 1500},
 	}}
 	comment := func(s *Step) string { return "step: " + string(s.What) }
-	if err := p.Packet(packet, comment); err != nil {
+	if err := p.Packet(packet, comment, "end: dropped"); err != nil {
 		t.Fatal(err)
 	}
 	if len(p.interfaces) != 2 || !bytes.Contains(out.Bytes(), []byte("step: received")) {
 		t.Errorf("interfaces %v", p.interfaces)
+	}
+	if before, behind, _ := bytes.Cut(out.Bytes(), []byte("step: received")); bytes.Contains(before, []byte("end: dropped")) || !bytes.Contains(behind, []byte("end: dropped")) {
+		t.Errorf("the last frame, and no other, has the end: %q", out.Bytes())
 	}
 	file := filepath.Join(t.TempDir(), "trace.pcapng")
 	if err := os.WriteFile(file, out.Bytes(), 0o600); err != nil {

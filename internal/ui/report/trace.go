@@ -63,7 +63,7 @@ func (t *TraceText) Packet(p trace.Packet) error {
 		line := fmt.Sprintf("  %9s  %-10s %-12s %s", elapsed, s.Interface, s.Hook, stepText(s))
 		b.WriteString(broken(line, t.width, textColumn) + "\n")
 	}
-	b.WriteString(broken("  end: "+endText(p.End), t.width, 7) + "\n\n")
+	b.WriteString(broken("  "+TraceEnd(p.End), t.width, 7) + "\n\n")
 	_, err := io.WriteString(t.w, b.String())
 	return err
 }
@@ -328,3 +328,6 @@ func TraceComment(s *trace.Step) string {
 	}
 	return place + ": " + stepText(s)
 }
+
+// TraceEnd is what became of a packet, likewise.
+func TraceEnd(e trace.End) string { return "end: " + endText(e) }

@@ -85,7 +85,7 @@ func tracedPacket(p *trace.Packet, boot time.Time, namespaces []string) markup {
 	if p.End.Outcome == trace.Died {
 		class = "p.died"
 	}
-	return tag("h2", text(strings.ReplaceAll(packetTitle(p, boot), "  ", ", "))) + scroll("trace", rows) + tag(class, text("end: "+endText(p.End)))
+	return tag("h2", text(strings.ReplaceAll(packetTitle(p, boot), "  ", ", "))) + scroll("trace", rows) + tag(class, text(TraceEnd(p.End)))
 }
 
 func stepClass(s *trace.Step) string {
