@@ -91,7 +91,11 @@ func observed(t *testing.T, s *tester, flows int) []netip.AddrPort {
 func TestHitlessChange(t *testing.T) {
 	ktest.Root(t)
 	t.Setenv("NATKIT_RUN_DIR", t.TempDir())
-	for _, attach := range []control.Attach{control.AttachXDP, control.AttachTC} {
+	hooks := []control.Attach{control.AttachXDP, control.AttachTC}
+	if testing.Short() {
+		hooks = hooks[:1]
+	}
+	for _, attach := range hooks {
 		t.Run(string(attach), func(t *testing.T) { hitlessChange(t, attach) })
 	}
 }
