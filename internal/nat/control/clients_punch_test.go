@@ -200,7 +200,7 @@ func clientICE(w *world) {
 		return
 	}
 	dir := w.t.TempDir()
-	w.start(w.server, serverAddr+":3490", ktest.Tool(w.t, "turnserver"), "-n", "--listening-ip", serverAddr, "--listening-port", "3490", "--stun-only",
+	w.start(w.server, serverAddr+":3490/udp", ktest.Tool(w.t, "turnserver"), "-n", "--listening-ip", serverAddr, "--listening-port", "3490", "--stun-only",
 		"--no-cli", "--no-tls", "--no-dtls", "--log-file", "stdout", "--pidfile", dir+"/pid", "--userdb", dir+"/db")
 	w.punchers()
 	for _, pair := range punchPairs {

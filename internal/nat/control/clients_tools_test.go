@@ -47,8 +47,8 @@ func (w *world) run(ns *netns.Handle, program string, args ...string) string {
 }
 
 // start runs a server in a namespace until the end of the test, with as many open files
-// as it may have, and waits until it listens at the address. To connect would be a client
-// that some servers do not take for nothing.
+// as it may have, and waits until it listens at the address, by TCP or, with "/udp" behind it, by UDP. To connect
+// would be a client that some servers do not take for nothing.
 func (w *world) start(ns *netns.Handle, at, program string, args ...string) {
 	w.t.Helper()
 	cmd := exec.Command(program, args...)
@@ -76,8 +76,13 @@ func (w *world) start(ns *netns.Handle, at, program string, args ...string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	at, udp := strings.CutSuffix(at, "/udp")
+	file, state := "/proc/thread-self/net/tcp", "0A"
+	if udp {
+		file, state = "/proc/thread-self/net/udp", "07"
+	}
 	addr := netip.MustParseAddrPort(at)
-	listens := fmt.Sprintf(": %08X:%04X 00000000:0000 0A ", binary.NativeEndian.Uint32(addr.Addr().AsSlice()), addr.Port())
+	listens := fmt.Sprintf(": %08X:%04X 00000000:0000 %s ", binary.NativeEndian.Uint32(addr.Addr().AsSlice()), addr.Port(), state)
 	ktest.Wait(w.t, patience, filepath.Base(program)+" to listen", func() (yes bool) {
 		select {
 		case err := <-ended:
@@ -85,7 +90,7 @@ func (w *world) start(ns *netns.Handle, at, program string, args ...string) {
 		default:
 		}
 		w.in(ns, func() error {
-			sockets, err := os.ReadFile("/proc/thread-self/net/tcp")
+			sockets, err := os.ReadFile(file)
 			yes = bytes.Contains(sockets, []byte(listens))
 			return err
 		})

@@ -890,7 +890,8 @@ func clientDiscovery(w *world) {
 	t := w.t
 	turnserver, discovery := ktest.Tool(t, "turnserver"), ktest.Tool(t, "turnutils_natdiscovery")
 	dir := t.TempDir()
-	w.start(w.server, serverAddr+":3478", turnserver, "-n", "--listening-ip", serverAddr, "--listening-ip", "203.0.113.3", "--stun-only",
+	// What it opens last: UDP at the second address and port.
+	w.start(w.server, "203.0.113.3:3479/udp", turnserver, "-n", "--listening-ip", serverAddr, "--listening-ip", "203.0.113.3", "--stun-only",
 		"--no-cli", "--no-tls", "--no-dtls", "--log-file", "stdout", "--pidfile", filepath.Join(dir, "pid"), "--userdb", filepath.Join(dir, "db"))
 	const eim, apdm = "Endpoint Independent Mapping", "Address and Port Dependent Mapping"
 	const eif, adf, apdf = "Endpoint Independent Filtering", "Address Dependent Filtering", "Address and Port Dependent Filtering"
