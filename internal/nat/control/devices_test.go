@@ -163,6 +163,36 @@ func makeVLAN(e *deviceEnd) error {
 	return e.above(func(a netlink.LinkAttrs) netlink.Link { return &netlink.Vlan{LinkAttrs: a, VlanId: e.id} })
 }
 
+// vlan makes a VLAN of an Ethernet in one namespace a device of another one.
+func (b *testbed) vlan(ns *netns.Handle, under string, id int, home *netns.Handle, name, addr string) {
+	b.t.Helper()
+	const made = "moves" // the name may be another device's where it is made
+	err := ns.Do(func() error {
+		if err := makeVLAN(&deviceEnd{name: made, under: under, id: id}); err != nil {
+			return err
+		}
+		l, err := netlink.LinkByName(made)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetNsFd(l, home.Fd())
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		ktest.Unsupported(b.t, "no VLANs on this kernel: %v", err)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.in(home, func() error {
+		l, err := netlink.LinkByName(made)
+		if err != nil {
+			return err
+		}
+		a, err := netlink.ParseAddr(addr)
+		return errors.Join(err, netlink.LinkSetName(l, name), netlink.AddrAdd(l, a), netlink.LinkSetUp(l))
+	})
+}
+
 // makeVLANBridge makes a bridge that filters by VLAN, with one that is tagged on its port,
 // and either the bridge's own without a tag, or not.
 func makeVLANBridge(e *deviceEnd, name string, own bool) error {
@@ -691,31 +721,7 @@ func TestTrunk(t *testing.T) {
 				ns, home    *netns.Handle
 				under, addr string
 			}{{b.gateway, b.gateway, "out", "10.7.0.1/24"}, {b.server, b.client, "eth0", "10.7.0.2/24"}} {
-				end := &deviceEnd{name: "lan", under: e.under, id: 7}
-				err := e.ns.Do(func() error {
-					if err := makeVLAN(end); err != nil {
-						return err
-					}
-					l, err := netlink.LinkByName(end.name)
-					if err != nil {
-						return err
-					}
-					return netlink.LinkSetNsFd(l, e.home.Fd())
-				})
-				if errors.Is(err, unix.EOPNOTSUPP) {
-					ktest.Unsupported(t, "no VLANs on this kernel: %v", err)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				b.in(e.home, func() error {
-					l, err := netlink.LinkByName(end.name)
-					if err != nil {
-						return err
-					}
-					a, err := netlink.ParseAddr(e.addr)
-					return errors.Join(err, netlink.AddrAdd(l, a), netlink.LinkSetUp(l))
-				})
+				b.vlan(e.ns, e.under, 7, e.home, "lan", e.addr)
 			}
 			b.clientGoesBy(net.IPv4(10, 7, 0, 1))
 			d := onDevices{inside: "10.7.0.2", gateway: "198.51.100.1", server: "198.51.100.9", far: "eth0"}

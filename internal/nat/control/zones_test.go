@@ -15,12 +15,10 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"natkit/internal/kernel/netns"
 	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/rulefile"
-	"natkit/internal/testutil/ktest"
 )
 
 const zoneRules = `
@@ -71,45 +69,13 @@ func newZonedTrunk(t *testing.T) *zoned {
 			return errors.Join(err, netlink.LinkSetDown(l), netlink.LinkSetName(l, "trunk"), netlink.LinkSetUp(l))
 		})
 	}
-	for _, v := range []struct {
-		ns, home   *netns.Handle
-		name, addr string
-		id         int
-	}{
-		{z.gateway, z.gateway, "in", "10.0.0.1/24", 7}, {z.gateway, z.gateway, "in2", "10.0.0.1/24", 8},
-		{z.client, z.client, "eth0", "10.0.0.2/24", 7}, {z.client, other, "eth0", "10.0.0.2/24", 8},
-	} {
-		made := v.name
-		err := v.ns.Do(func() error {
-			if v.ns != v.home {
-				made = "moves"
-			}
-			if err := makeVLAN(&deviceEnd{name: made, under: "trunk", id: v.id}); err != nil {
-				return err
-			}
-			l, err := netlink.LinkByName(made)
-			if err != nil || v.ns == v.home {
-				return err
-			}
-			return netlink.LinkSetNsFd(l, v.home.Fd())
-		})
-		if errors.Is(err, unix.EOPNOTSUPP) {
-			ktest.Unsupported(t, "no VLANs on this kernel: %v", err)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		z.in(v.home, func() error {
-			l, err := netlink.LinkByName(made)
-			a, err2 := netlink.ParseAddr(v.addr)
-			if err := errors.Join(err, err2); err != nil {
-				return err
-			}
-			err = errors.Join(netlink.LinkSetName(l, v.name), netlink.AddrAdd(l, a), netlink.LinkSetUp(l))
-			if v.home != z.gateway {
-				err = errors.Join(err, netlink.RouteReplace(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.IPv4(10, 0, 0, 1)}))
-			}
-			return err
+	z.vlan(z.gateway, "trunk", 7, z.gateway, "in", "10.0.0.1/24")
+	z.vlan(z.gateway, "trunk", 8, z.gateway, "in2", "10.0.0.1/24")
+	z.vlan(z.client, "trunk", 7, z.client, "eth0", "10.0.0.2/24")
+	z.vlan(z.client, "trunk", 8, other, "eth0", "10.0.0.2/24")
+	for _, ns := range z.clients {
+		z.in(ns, func() error {
+			return netlink.RouteReplace(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.IPv4(10, 0, 0, 1)})
 		})
 	}
 	return z
