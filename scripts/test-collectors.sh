@@ -74,10 +74,11 @@ libraries=$(echo "$ng/unpacked/lib/"*-linux-gnu "$ng/unpacked/usr/lib/"*-linux-g
 printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s --module-path=%s "$@"\n' "$libraries" "$ng/unpacked/usr/sbin/syslog-ng" "$modules" >"$ng/syslog-ng"
 chmod +x "$log/rsyslogd" "$ng/syslog-ng"
 mapper=$cache/portmapper-$tailscale
-if [ ! -x "$mapper/portmapper" ]; then
+source=internal/nat/control/testdata/portmapper/main.go
+if [ ! -x "$mapper/portmapper" ] || ! cmp -s "$source" "$mapper/main.go"; then
     echo "building Tailscale's port mapper $tailscale"
     mkdir -p "$mapper"
-    cp internal/nat/control/testdata/portmapper/main.go "$mapper"
+    cp "$source" "$mapper"
     (
         cd "$mapper"
         [ -e go.mod ] || go mod init portmapper
