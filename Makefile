@@ -8,7 +8,7 @@ PREFIX  := /usr/local
 # The demo makes network namespaces, which needs root.
 SUDO    := $(shell test "$$(id -u)" = 0 || command -v sudo)
 
-.PHONY: help build demo test race bench lint generate man schema test-long test-carrier test-who test-collectors test-kernels test-kernels-short check-instructions packages test-packages image test-kubernetes test-boot test-night test-soak test-arm64 install clean
+.PHONY: help build demo test race bench lint generate man schema test-long test-carrier test-who test-collectors test-kernels test-kernels-short check-instructions packages test-packages image test-kubernetes test-boot test-night test-day test-soak test-arm64 install clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -82,6 +82,9 @@ image: ## make a container image below dist/, without Docker
 
 test-night: ## faults at random times on a busy router for 20 minutes (NIGHT=35m: longer), and what the history shows of them; needs root
 	NATKIT_NIGHT=$(or $(NIGHT),20m) go test -count=1 -v -timeout 3h ./internal/scenario -run '^TestLongNight$$'
+
+test-day: ## healthy machines under bursts of load for an hour (DAY=8h: longer), and that natkit monitor warns of nothing; needs root
+	NATKIT_DAY=$(or $(DAY),1h) go test -count=1 -v -timeout 25h ./internal/scenario -run '^TestLongDay$$'
 
 test-soak: ## an hour of changing load under natkit monitor --tune apply (SOAK=20m: shorter), and each change in its history; needs root
 	NATKIT_SOAK=$(or $(SOAK),1h) go test -count=1 -v -timeout 3h ./cmd/natkit -run '^TestTuneSoak$$'

@@ -226,7 +226,10 @@ type watchedLab struct {
 // watchLab brings up the lab that a fault happens in.
 func watchLab(t *testing.T, f Fault) *watchedLab {
 	t.Helper()
-	l := upForTrace(t, cmp.Or(f.topology, "routed"), lab.Options{Clients: f.clients})
+	return watchedIn(t, upForTrace(t, cmp.Or(f.topology, "routed"), lab.Options{Clients: f.clients}))
+}
+
+func watchedIn(t *testing.T, l *lab.Lab) *watchedLab {
 	w := &watchedLab{faultRun: &faultRun{lab: l, watched: l.NATNode(), options: FaultOptions{Progress: func(string, float64) {}}}, t: t,
 		cluster: &cluster{events: map[string]*clusterEvent{}}}
 	t.Cleanup(w.close)

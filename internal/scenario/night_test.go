@@ -19,8 +19,11 @@ import (
 	"natkit/internal/testutil/ktest"
 )
 
-// nightFor is how long TestLongNight takes, such as 35m.
-const nightFor = "NATKIT_NIGHT"
+// nightFor is how long TestLongNight takes, such as 35m, dayFor is that of TestLongDay.
+const (
+	nightFor = "NATKIT_NIGHT"
+	dayFor   = "NATKIT_DAY"
+)
 
 // nightFault is one that can come and go on a router that goes on.
 type nightFault struct {
@@ -69,6 +72,79 @@ func TestLongNight(t *testing.T) {
 		return // TestNight of cmd/natkit has a few minutes of it
 	}
 	ktest.Lacking(t, func(t *testing.T) { longNight(t, length) })
+}
+
+// A day, as long as NATKIT_DAY says: all healthy machines, most of them with bursts, under one monitor. No warning begins.
+func TestLongDay(t *testing.T) {
+	length, err := time.ParseDuration(os.Getenv(dayFor))
+	if err != nil {
+		return // TestHealthyMachines has a look at each
+	}
+	ktest.Tool(t, "iptables-nft-restore")
+	ktest.Lacking(t, func(t *testing.T) { longDay(t, length) })
+}
+
+func longDay(t *testing.T, length time.Duration) {
+	names := map[string]string{}
+	up := func(what, topology string, o lab.Options) *watchedLab {
+		o.Name = fmt.Sprintf("day%d", len(names))
+		names[o.Name] = what
+		return watchedIn(t, upForTrace(t, topology, o))
+	}
+	w := up("the night's router", "routed", lab.Options{})
+	stops := []func(){w.change(nightRouter)}
+	for _, m := range healthyMachines {
+		machine := up(m.name, m.topology, m.options)
+		if m.watch != nil {
+			machine.watched = m.watch(machine.lab)
+		}
+		work := m.work
+		if !m.steady {
+			work = do(work, send(bursts))
+		}
+		stops = append(stops, machine.change(work))
+	}
+	dir := t.TempDir()
+	w.startMonitor(watchedBy{Interval: 10 * time.Second, ARPProbes: monitor.ProbesOnSymptom, History: dir})
+	_ = wait(length)(t.Context(), w.faultRun)
+	w.stopMonitor()
+	for _, stop := range stops {
+		stop()
+	}
+
+	var episodes history.Episodes
+	examined := map[string]int{}
+	damaged, err := history.Read(dir, history.Span{}, func(e *history.Entry) error {
+		episodes.Add(e)
+		for _, l := range e.Looks {
+			s, err := l.Snapshot()
+			if err != nil {
+				return err
+			}
+			examined[s.Netns.Name]++
+		}
+		return nil
+	})
+	if err != nil || len(damaged) > 0 {
+		t.Fatal(err, damaged)
+	}
+	for name, what := range names {
+		n := 0
+		for ns, times := range examined {
+			if strings.HasPrefix(ns, name+"-") {
+				n += times
+			}
+		}
+		if t.Logf("%s: %s, examined %d times", name, what, n); n == 0 {
+			t.Errorf("%s, %s, was never examined: %v", name, what, examined)
+		}
+	}
+	for _, e := range episodes.List() {
+		line := fmt.Sprintf("%s %s in %s: %s, %s to %s", e.Severity, e.Code, e.Namespace, e.Title, e.Began.Format(time.TimeOnly), e.Ended.Format(time.TimeOnly))
+		if t.Log(line); e.Severity != causes.Advice.String() {
+			t.Error("nothing is wrong, and there was this")
+		}
+	}
 }
 
 func longNight(t *testing.T, length time.Duration) {

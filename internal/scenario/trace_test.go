@@ -231,7 +231,7 @@ func answerDatagrams(t *testing.T, l *lab.Lab, at netip.AddrPort) {
 
 func upForTrace(t *testing.T, topology string, o lab.Options) *lab.Lab {
 	t.Helper()
-	o.Name, o.Owned = ktest.Name(t), true
+	o.Name, o.Owned = cmp.Or(o.Name, ktest.Name(t)), true
 	l, err := lab.Up(t.Context(), topology, o)
 	if err != nil {
 		t.Fatal(err)
