@@ -3,19 +3,15 @@
 package follow
 
 import (
-	"fmt"
 	"os"
 	"testing"
 
+	"natkit/internal/testutil/beside"
 	"natkit/internal/testutil/ktest"
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(besideTests) != "" {
-		if err := traceBeside(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+	if beside.Main(besideBenchmark) {
 		return
 	}
 	os.Exit(ktest.OwnMachine(m))
