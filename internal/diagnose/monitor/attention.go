@@ -63,7 +63,7 @@ const (
 	mostLooks = 32
 
 	// fewResets is how many invalid segments and resets of a window are a symptom, and fewFrames how many frames
-	// for somebody else.
+	// for somebody else, or requests for an address.
 	fewResets = 10
 	fewFrames = 3
 	// fewUnconfirmed is how many connections one client must leave unconfirmed, and manyUnconfirmed all together.
@@ -234,7 +234,8 @@ func (out symptoms) levels(e *snapshot.Engine) {
 	}
 }
 
-// drops adds what was dropped, and the frames that nobody here takes: for another hardware address or VLAN.
+// drops adds what was dropped, the frames that nobody here takes, for another hardware address or VLAN, and ARP requests that may
+// have got no reply.
 func (out symptoms) drops(s *snapshot.Snapshot) {
 	frames := uint64(0)
 	if s.Drops != nil {
@@ -249,8 +250,12 @@ func (out symptoms) drops(s *snapshot.Snapshot) {
 		}
 	}
 	if s.Frames != nil {
+		asked := uint64(0)
 		for _, q := range s.Frames.Asked {
-			frames += q.Count
+			asked += q.Count
+		}
+		if asked >= fewFrames {
+			out["asked"] = magnitude(asked)
 		}
 		if len(s.Frames.Claims) > 0 {
 			out["claims"] = 1
@@ -424,7 +429,7 @@ func (a *attention) choose(there []snapshot.Netns, urgent func(uint64) bool, now
 
 // want is how to examine the namespace: cheaper facts ask for the entries of its table.
 func (r *watched) want(inode uint64, now time.Time) probe.Want {
-	w := probe.Want{Inode: inode}
+	w := probe.Want{Inode: inode, ARP: r.symptoms["asked"] > 0}
 	if len(r.symptoms) == 0 && r.fresh == 0 && !r.wanted {
 		return w
 	}

@@ -15,12 +15,14 @@ import (
 )
 
 // This file is what a Sampler hears by ARP between two examinations: requests with the tag of a VLAN that a namespace
-// does not have, and other machines that have its addresses.
+// does not have, requests that somebody repeats, and other machines that have its addresses.
 
 const (
 	// A namespace's own addresses are asked for askBefore the end of a window: a reply takes no longer, and it is one of
 	// the window, in which a look may listen too.
 	askBefore = time.Second
+	// arpRepeated is how many requests of one host for an address in one window are more than it sends that gets a reply.
+	arpRepeated = 3
 	// mostAsked is for how many addresses of all namespaces together.
 	mostAsked = 32
 )
@@ -40,23 +42,29 @@ func openARPWatch() (*framesTap, error) {
 	slices.SortFunc(own, netip.Addr.Compare)
 	var err error
 	filter := arpWatchFilter(slices.Sorted(maps.Keys(t.links)), own[:min(len(own), maxFrameAddrs)])
-	if t.arp, err = openPacketTap(unix.SOCK_RAW, filter, unix.ETH_P_ARP, true); err != nil {
+	if t.arp, err = (tap{kind: unix.SOCK_RAW, filter: filter, protocol: unix.ETH_P_ARP, tags: true}).open(); err != nil {
 		return nil, fmt.Errorf("watch ARP: %w", err)
 	}
 	return t, nil
 }
 
-// sampleARP adds what came: the kernel counts neither.
+// sampleARP adds what came: the kernel counts none of it.
 func (n *sampled) sampleARP(s *snapshot.Snapshot) {
 	if n.arp == nil || !n.arp.arp.any() {
 		return
 	}
-	frames := &snapshot.Frames{}
-	if n.arp.readARP(frames, map[string]bool{}) != nil {
+	seen, err := n.arp.hearARP(map[string]bool{})
+	if err != nil {
 		return
 	}
-	s.Frames = &snapshot.Frames{Asked: frames.Asked}
-	for _, c := range frames.Claims {
+	s.Frames = &snapshot.Frames{}
+	for _, q := range seen.questions() {
+		// Who gets a reply need not ask again so soon.
+		if seen.tagged[arpPair{q.Addr, q.Asker}] || q.Count >= arpRepeated {
+			s.Frames.Asked = append(s.Frames.Asked, q)
+		}
+	}
+	for _, c := range seen.claimed() {
 		if c.Own {
 			s.Frames.Claims = append(s.Frames.Claims, c)
 		}

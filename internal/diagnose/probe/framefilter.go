@@ -20,7 +20,10 @@ const (
 	adVLAN        = 0xfffff000 + 44
 	adVLANPresent = 0xfffff000 + 48
 	netHeader     = 0xfff00000
-	arpSender     = 14 + 14 // the address of the sender, behind the header of Ethernet
+	// Of ARP, behind the header of Ethernet.
+	arpOperation = 14 + 6
+	arpSender    = 14 + 14
+	arpTarget    = 14 + 24
 )
 
 type frameFilter []unix.SockFilter
@@ -67,8 +70,8 @@ func arpFilter(links []int) frameFilter {
 	return p
 }
 
-// arpWatchFilter accepts, of the ARP that comes in by these interfaces, what another machine sends with one of the addresses, and
-// broadcast frames that the kernel takes for another host's, as ARP's socket sees those of a VLAN without an interface: the tag
+// arpWatchFilter accepts, of the ARP that comes in by these interfaces, requests for one of the addresses, other ARP from one of
+// them, and broadcast frames that the kernel takes for another host's, as ARP's socket sees those of a VLAN without an interface: the tag
 // itself is gone by then.
 func arpWatchFilter(links []int, own []netip.Addr) frameFilter {
 	var p frameFilter
@@ -80,12 +83,21 @@ func arpWatchFilter(links []int, own []netip.Addr) frameFilter {
 		p.when(0xffffffff, p.accept)
 		p.drop()
 	})
-	p.load(arpSender)
 	addrs := make([]int, len(own))
 	for i, a := range own {
 		b := a.As4()
 		addrs[i] = int(binary.BigEndian.Uint32(b[:]))
 	}
+	p.add(unix.BPF_LD|unix.BPF_H|unix.BPF_ABS, arpOperation)
+	p.when(1, func() { // a request
+		p.load(arpTarget)
+		p.unless(addrs, func() {
+			p.load(arpSender)
+			p.unless(addrs, p.drop)
+		})
+		p.accept()
+	})
+	p.load(arpSender)
 	p.unless(addrs, p.drop)
 	p.accept()
 	return p
@@ -95,8 +107,6 @@ func arpWatchFilter(links []int, own []netip.Addr) frameFilter {
 // machine with the tag of a VLAN that it does not have, and IPv4 packets with a small TTL.
 func astrayFilter(links, vlans []int) frameFilter {
 	var p frameFilter
-	p.load(adKind)
-	p.when(unix.PACKET_OUTGOING, p.drop)
 	p.load(adLink)
 	p.unless(links, p.drop)
 	p.load(adVLANPresent)

@@ -35,7 +35,7 @@ func frames(opts Options) source {
 		costs: "frames for another hardware address or VLAN, duplicate addresses, ARP requests without a reply, and loops that end on another router are not found",
 		live:  true,
 		start: func(*view) (err error) {
-			if tap, err = openFrames(); err == nil && !opts.Quiet {
+			if tap, err = openFrames(opts.Quiet, opts.ARPReplies); err == nil && !opts.Quiet {
 				tap.askForDuplicates()
 			}
 			return err
@@ -83,7 +83,8 @@ type frameLink struct {
 
 func newFramesTap() *framesTap { return &framesTap{links: map[int]frameLink{}, own: map[string]bool{}} }
 
-func openFrames() (*framesTap, error) {
+// openFrames listens; quiet and replies are Quiet and ARPReplies of Options.
+func openFrames(quiet, replies bool) (*framesTap, error) {
 	t := newFramesTap()
 	vlans, err := t.chooseLinks()
 	if err != nil {
@@ -97,14 +98,17 @@ func openFrames() (*framesTap, error) {
 		indexes = append(indexes, index)
 	}
 	slices.Sort(indexes)
-	if t.arp, err = openPacketTap(unix.SOCK_RAW, arpFilter(indexes), unix.ETH_P_ALL, true); err != nil {
+	raw := tap{kind: unix.SOCK_RAW, protocol: unix.ETH_P_ALL, tags: true}
+	arp, astray := raw, raw
+	arp.filter, arp.quiet = arpFilter(indexes), quiet && !replies
+	if t.arp, err = arp.open(); err != nil {
 		return nil, fmt.Errorf("look at ARP: %w", err)
 	}
-	if t.astray, err = openPacketTap(unix.SOCK_RAW, astrayFilter(indexes, vlans), unix.ETH_P_ALL, true); err != nil {
+	astray.filter, astray.incoming, astray.enough, astray.quiet = astrayFilter(indexes, vlans), true, tapEnough, quiet
+	if t.astray, err = astray.open(); err != nil {
 		t.close()
 		return nil, fmt.Errorf("look at frames: %w", err)
 	}
-	t.astray.watchFlood()
 	return t, nil
 }
 
@@ -238,6 +242,7 @@ type arpPacket struct {
 	sender, target     netip.Addr
 	fromMAC, toMAC     string // of the frame
 	outgoing, toMyself bool
+	elsewhere          bool // for another host
 }
 
 func parseARP(f tappedFrame) (p arpPacket, ok bool) {
@@ -255,14 +260,23 @@ func parseARP(f tappedFrame) (p arpPacket, ok bool) {
 		target:    netip.AddrFrom4([4]byte(b[38:])),
 		outgoing:  f.kind == unix.PACKET_OUTGOING,
 		toMyself:  f.kind == unix.PACKET_HOST,
+		elsewhere: f.kind == unix.PACKET_OTHERHOST,
 	}
 	return p, op == 1 || op == 2
 }
 
 // readARP finds who claims which address, and which requests were answered.
 func (t *framesTap) readARP(out *snapshot.Frames, known map[string]bool) error {
-	seen := arpSeen{own: ownAddresses(), routers: routersHere(), answered: map[arpPair]uint64{}, asked: map[arpPair]*snapshot.ARPQuestion{}, claims: map[arpClaim]*snapshot.AddressClaim{}}
-	err := t.arp.each(func(f tappedFrame) {
+	seen, err := t.hearARP(known)
+	out.Asked, out.Claims = seen.questions(), seen.claimed()
+	return err
+}
+
+// hearARP reads what came; known gets the hardware addresses of the senders.
+func (t *framesTap) hearARP(known map[string]bool) (seen arpSeen, err error) {
+	seen = arpSeen{own: ownAddresses(), routers: routersHere(), answered: map[arpPair]uint64{}, asked: map[arpPair]*snapshot.ARPQuestion{}, tagged: map[arpPair]bool{},
+		claims: map[arpClaim]*snapshot.AddressClaim{}}
+	err = t.arp.each(func(f tappedFrame) {
 		p, ok := parseARP(f)
 		link, here := t.links[f.link]
 		switch {
@@ -279,8 +293,7 @@ func (t *framesTap) readARP(out *snapshot.Frames, known map[string]bool) error {
 			seen.add(p, link.name, f.vlan)
 		}
 	})
-	out.Asked, out.Claims = seen.questions(), seen.claimed()
-	return err
+	return seen, err
 }
 
 // arpSeen is what others said by ARP, and what this machine answered.
@@ -288,6 +301,7 @@ type arpSeen struct {
 	own, routers map[netip.Addr]bool
 	answered     map[arpPair]uint64
 	asked        map[arpPair]*snapshot.ARPQuestion
+	tagged       map[arpPair]bool // with that of a VLAN that has no interface, as the kernel takes them for another host's
 	claims       map[arpClaim]*snapshot.AddressClaim
 }
 
@@ -315,6 +329,7 @@ func (s *arpSeen) add(p arpPacket, link string, vlan uint16) {
 			s.asked[pair] = &snapshot.ARPQuestion{Interface: link, VLAN: vlan, Addr: p.target, Asker: p.sender, MAC: p.senderMAC}
 		}
 		s.asked[pair].Count++
+		s.tagged[pair] = s.tagged[pair] || p.elsewhere
 	}
 }
 

@@ -3,14 +3,17 @@
 package probe
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -22,7 +25,7 @@ import (
 // leaving samples which sources packets have that leave for the Internet, and
 // which come from there for inside addresses: what translation makes of them can't be
 // seen anywhere else, least of all what is kept from connection tracking.
-func leaving() source {
+func leaving(opts Options) source {
 	var tap *packetTap
 	stop := func() {
 		if tap != nil {
@@ -35,7 +38,7 @@ func leaving() source {
 		costs: "packets that leave untranslated, while others are translated, are not found",
 		live:  true,
 		start: func(*view) (err error) {
-			tap, err = openLeaving()
+			tap, err = openLeaving(opts.Quiet)
 			return err
 		},
 		end: func(_ *view, s *snapshot.Snapshot) (err error) {
@@ -47,20 +50,23 @@ func leaving() source {
 	}
 }
 
-// leavingEnough is more packets than the tap's buffer holds. Where so many have come, no
-// more are shown to it: it costs each some tenths of a microsecond. That is looked at
-// after leavingLook, then once a second.
-const (
-	leavingEnough = 1000
-	leavingLook   = 100 * time.Millisecond
-)
-
 // packetTap is a packet socket whose buffer holds the first few hundred packets.
 type packetTap struct {
 	fd   int
 	end  chan struct{}
 	done sync.WaitGroup
 }
+
+// A tap costs each packet of the namespace that comes or goes some tenths of a microsecond, as docs/monitor.md has measured,
+// until it is taken off their way.
+const (
+	// tapEnough is more packets than its buffer holds.
+	tapEnough = 1000
+	// quietEnough is how many may pass it of a Quiet reading.
+	quietEnough = 200_000
+	// Whether it is enough is looked at after tapLook, then after twice as long each time, up to a second.
+	tapLook = 100 * time.Millisecond
+)
 
 // internetOnly lets packets by that leave for an address of the Internet, or come in
 // from one for an address that is private (of IPv6 a unique local one, RFC 4193): their first
@@ -152,51 +158,71 @@ var internetOnly = func() []unix.SockFilter {
 	return out
 }()
 
-func openLeaving() (*packetTap, error) {
-	t, err := openPacketTap(unix.SOCK_DGRAM, internetOnly, unix.ETH_P_ALL, false)
+func openLeaving(quiet bool) (*packetTap, error) {
+	t, err := tap{kind: unix.SOCK_DGRAM, filter: internetOnly, protocol: unix.ETH_P_ALL, enough: tapEnough, quiet: quiet}.open()
 	if err != nil {
 		return nil, fmt.Errorf("look at packets that leave: %w", err)
 	}
-	t.watchFlood()
 	return t, nil
 }
 
-// openPacketTap opens a socket that gets the packets of a protocol (ETH_P_*), on all interfaces, that the filter accepts;
-// with VLAN tags where tags says so.
-func openPacketTap(kind int, filter []unix.SockFilter, protocol uint16, tags bool) (*packetTap, error) {
-	fd, err := unix.Socket(unix.AF_PACKET, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // no packets yet
+// tap is which packets a packetTap gets.
+type tap struct {
+	kind     int // of the socket
+	filter   []unix.SockFilter
+	protocol uint16 // ETH_P_*
+	tags     bool   // with VLAN tags
+	incoming bool   // Only those, so that what leaves is not copied for the filter to refuse it.
+	// The tap ends when it has accepted so many (0: any number) and, if quiet, when so many have passed the namespace that
+	// to look at each would slow them.
+	enough int
+	quiet  bool
+}
+
+// open listens on all interfaces of the namespace of the calling thread.
+func (o tap) open() (*packetTap, error) {
+	fd, err := unix.Socket(unix.AF_PACKET, o.kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // no packets yet
 	if err != nil {
 		return nil, fmt.Errorf("open packet socket: %w", err)
 	}
-	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	program := unix.SockFprog{Len: uint16(len(o.filter)), Filter: &o.filter[0]}
 	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program)
-	if err == nil && tags {
+	if err == nil && o.tags {
 		err = unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1)
+	}
+	if err == nil && o.incoming {
+		err = unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1)
 	}
 	if err == nil {
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 256<<10)
 	}
+	var devices *os.File
+	if err == nil && o.quiet {
+		devices, err = os.Open("/proc/thread-self/net/dev")
+	}
 	if err == nil {
-		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(protocol)})
+		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(o.protocol)})
 	}
 	if err != nil {
+		devices.Close()
 		unix.Close(fd)
 		return nil, err
 	}
-	return &packetTap{fd: fd, end: make(chan struct{})}, nil
+	t := &packetTap{fd: fd, end: make(chan struct{})}
+	if o.enough > 0 || o.quiet {
+		t.done.Go(func() {
+			defer devices.Close()
+			t.watch(o.enough, devices)
+		})
+	}
+	return t, nil
 }
 
-// watchFlood has the tap ended where enough packets were seen.
-func (t *packetTap) watchFlood() { t.done.Go(t.watch) }
-
-func networkOrder(v uint16) uint16 {
-	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
-}
-
-// watch ends the tap where enough packets were seen.
-func (t *packetTap) watch() {
-	seen := 0
-	for every := leavingLook; ; every = time.Second {
+// watch ends the tap where it has accepted so many packets, if that is not 0, or where quietEnough have passed the namespace
+// of an open /proc/net/dev, if that is not nil.
+func (t *packetTap) watch(enough int, devices *os.File) {
+	accepted, begin := 0, devicePackets(devices)
+	for every := tapLook; ; every = min(2*every, time.Second) {
 		select {
 		case <-t.end:
 			return
@@ -204,19 +230,42 @@ func (t *packetTap) watch() {
 		}
 		stats, err := unix.GetsockoptTpacketStats(t.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS) // since the last time
 		if err == nil {
-			seen += int(min(stats.Packets, leavingEnough))
+			accepted += int(min(stats.Packets, tapEnough))
 		}
-		if err != nil || seen >= leavingEnough {
+		if err != nil || enough > 0 && accepted >= enough || devicePackets(devices)-begin >= quietEnough {
 			t.mute()
 			return
 		}
 	}
 }
 
+// devicePackets is how many packets all interfaces of a namespace have received and sent, by an open /proc/net/dev.
+func devicePackets(devices *os.File) (n uint64) {
+	if devices == nil {
+		return 0
+	}
+	_, _ = devices.Seek(0, io.SeekStart)
+	text, _ := io.ReadAll(devices)
+	for line := range bytes.Lines(text) {
+		_, counters, ok := bytes.Cut(line, []byte(":"))
+		if fields := bytes.Fields(counters); ok && len(fields) > 9 {
+			for _, i := range []int{1, 9} { // received, sent
+				count, _ := strconv.ParseUint(string(fields[i]), 10, 64)
+				n += count
+			}
+		}
+	}
+	return n
+}
+
 // mute takes the socket off the packets' way; what it has can be read. A bind to another
 // interface does that, and loopback has the same number everywhere.
 func (t *packetTap) mute() {
 	_ = unix.Bind(t.fd, &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL), Ifindex: 1})
+}
+
+func networkOrder(v uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
 }
 
 // readLeaving is what the socket has seen, by interface.

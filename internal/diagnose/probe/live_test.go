@@ -857,7 +857,7 @@ func TestLiveLeaving(t *testing.T) {
 
 	// Where there are too many, the tap is off the packets' way, and what it has is read.
 	in(t, h, func() error {
-		tap, err := openLeaving()
+		tap, err := openLeaving(false)
 		if err != nil {
 			return err
 		}

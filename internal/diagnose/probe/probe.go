@@ -51,8 +51,11 @@ type Options struct {
 	// NoSeries leaves out the course of the counters within the window.
 	NoSeries bool
 
-	// Quiet sends nothing: whether somebody else has one of this machine's addresses is not asked.
+	// Quiet is for who looks all the time. It sends nothing: whether somebody else has one of this machine's addresses is
+	// not asked. And where many packets pass, only the first of the window are looked at one by one.
 	Quiet bool
+	// ARPReplies looks for the replies to ARP requests in the whole window, with Quiet, too.
+	ARPReplies bool
 
 	// Engine, if not nil, reads what natkit itself has up in a namespace: control.ReadFacts,
 	// which is above this package.
@@ -103,7 +106,7 @@ func sources(ctx context.Context, opts Options) []source {
 		listeners(),
 		localPorts(), // of which nobody listens
 		refusals(),
-		leaving(),
+		leaving(opts),
 		frames(opts),
 		eventSockets(),
 		nftables(),

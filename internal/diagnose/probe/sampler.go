@@ -56,6 +56,7 @@ type RoundOptions struct {
 type Want struct {
 	Inode uint64
 	Dump  bool            // the entries of its conntrack table, too
+	ARP   bool            // ARPReplies of Options
 	Table *snapshot.Table // what was read of them not long ago, in place of another reading; nil: nothing
 }
 
@@ -65,8 +66,8 @@ type Round struct {
 	Seconds float64
 	// Samples are of all namespaces, the caller's own first: Conntrack (the limits and counters),
 	// Drops, Counters where they were read, with the EventSockets that lost events, of the Engine what an EngineSampler reads, and of
-	// Frames the ARP requests for the namespace's own addresses in a VLAN that it does not have, and ARP of other machines with
-	// its addresses. What is not there was not read.
+	// Frames the ARP requests for the namespace's own addresses that somebody repeats, or sends in a VLAN that it does not have,
+	// and ARP of other machines with its addresses. What is not there was not read.
 	Samples []*snapshot.Snapshot
 	// Unconfirmed are the connections that clients do not confirm, by the namespace's number, where they were counted.
 	Unconfirmed map[uint64]conntrack.Unconfirmed
@@ -286,7 +287,7 @@ func (p *Sampler) beginLooks(ctx context.Context, t RoundOptions, out *Round) (r
 			return begun{err: errors.New("it is gone")}
 		}
 		o := opts
-		o.Dump, o.Table = t.Looks[i].Dump, t.Looks[i].Table
+		o.Dump, o.Table, o.ARPReplies = t.Looks[i].Dump, t.Looks[i].Table, t.Looks[i].ARP
 		return beginAt(ctx, o, p.places[at], at > 0)
 	}, func(i int, b begun) bool {
 		switch {

@@ -182,8 +182,8 @@ func TestLiveNameComesLater(t *testing.T) {
 }
 
 // ARP requests for this machine's address are counted in each sample if their tag is that of a VLAN without an
-// interface, and only then.
-func TestLiveTaggedRequests(t *testing.T) {
+// interface, or if one host repeats them.
+func TestLiveRequests(t *testing.T) {
 	h := newNetns(t)
 	output(t, h, "", "ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
 	output(t, h, "", "ip", "addr", "add", "198.51.100.1/24", "dev", "veth0")
@@ -219,8 +219,15 @@ func TestLiveTaggedRequests(t *testing.T) {
 	}
 	request(0, "198.51.100.1")
 	request(30, "198.51.100.9")
+	request(0, "198.51.100.1")
 	if got := sample(); len(got) != 0 {
-		t.Errorf("untagged, or for another host: %+v", got)
+		t.Errorf("twice untagged, or for another host: %+v", got)
+	}
+	for range arpRepeated {
+		request(0, "198.51.100.1")
+	}
+	if got := sample(); len(got) != 1 || got[0].Count != arpRepeated {
+		t.Errorf("%+v, want %d without a tag", got, arpRepeated)
 	}
 	for range 4 {
 		request(30, "198.51.100.1")
@@ -230,6 +237,81 @@ func TestLiveTaggedRequests(t *testing.T) {
 	}
 	if got := sample(); len(got) != 0 {
 		t.Errorf("counted again: %+v", got)
+	}
+}
+
+// Who looks all the time looks at the first packets of a window one by one, of ARP at all if that is asked for; who looks
+// once sees all. What leaves is not shown to the tap that looks for frames for others.
+func TestLiveQuietTaps(t *testing.T) {
+	h := newNetns(t)
+	output(t, h, "", "ip", "link", "add", "veth0", "address", "02:00:00:00:00:01", "type", "veth", "peer", "name", "veth1")
+	output(t, h, "", "ip", "addr", "add", "198.51.100.1/24", "dev", "veth0")
+	output(t, h, "", "ip", "link", "set", "veth0", "up")
+	output(t, h, "", "ip", "link", "set", "veth1", "up")
+	frame := func(to, from byte, protocol uint16, rest []byte) []byte {
+		b := []byte{2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from}
+		return append(binary.BigEndian.AppendUint16(b, protocol), rest...)
+	}
+	astray := frame(0x77, 0x99, unix.ETH_P_IP, []byte{0x45, 0, 0, 20, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0, 198, 51, 100, 2, 198, 51, 100, 3})
+	request := frame(1, 0x99, unix.ETH_P_ARP, arpProbe(net.HardwareAddr{2, 0, 0, 0, 0, 0x99}, netip.MustParseAddr("198.51.100.1"))[14:])
+	copy(request[28:], []byte{198, 51, 100, 2})
+	for _, test := range []struct {
+		name           string
+		quiet, replies bool
+		astray, asked  uint64
+	}{
+		{"once", false, false, 2, 2}, {"all the time", true, false, 1, 1}, {"all the time, with replies", true, true, 1, 2},
+	} {
+		in(t, h, func() error {
+			tap, err := openFrames(test.quiet, test.replies)
+			if err != nil {
+				return err
+			}
+			defer tap.close()
+			fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			link, err := net.InterfaceByName("veth1")
+			if err != nil {
+				return err
+			}
+			to := &unix.SockaddrLinklayer{Ifindex: link.Index}
+			send := func(n int, frame []byte) (err error) {
+				for range n {
+					err = errors.Join(err, unix.Sendto(fd, frame, 0, to))
+				}
+				return err
+			}
+			err = errors.Join(send(1, astray), send(1, request))
+			// Each is counted as it leaves veth1 and as it comes to veth0.
+			err = errors.Join(err, send(quietEnough/2, frame(1, 0x99, unix.ETH_P_LOOPBACK, make([]byte, 46))))
+			if test.quiet {
+				muted := func(p *packetTap) bool {
+					at, err := unix.Getsockname(p.fd)
+					bound, ok := at.(*unix.SockaddrLinklayer)
+					return err == nil && ok && bound.Ifindex == 1
+				}
+				ktest.Wait(t, 10*time.Second, "the taps are off the packets' way", func() bool { return muted(tap.astray) && (test.replies || muted(tap.arp)) })
+			}
+			err = errors.Join(err, send(1, astray), send(1, request))
+			got, errRead := tap.read()
+			if errors.Join(err, errRead) != nil {
+				return errors.Join(err, errRead)
+			}
+			count := func(n int, of func(i int) uint64) (all uint64) {
+				for i := range n {
+					all += of(i)
+				}
+				return all
+			}
+			seen, asked := count(len(got.Astray), func(i int) uint64 { return got.Astray[i].Count }), count(len(got.Asked), func(i int) uint64 { return got.Asked[i].Count })
+			if seen != test.astray || asked != test.asked {
+				t.Errorf("%s: %d frames for others and %d requests, want %d and %d: %+v", test.name, seen, asked, test.astray, test.asked, got)
+			}
+			return nil
+		})
 	}
 }
 
