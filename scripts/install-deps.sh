@@ -68,6 +68,9 @@ needs() {
     packages)
         cat <<-'END'
 		mmdebstrap          mmdebstrap
+		iperf3              iperf3
+		nsenter             util-linux
+		ss                  iproute2
 		lintian             lintian
 		rpm                 rpm
 		dockerd             docker.io

@@ -105,9 +105,17 @@ stop_serve() {
     wait $service || fail "natkit serve ended with an error"
 }
 serve
+within() { nsenter --net="$root/run/netns/$1" "${@:2}"; }
+within server iperf3 --server --one-off >"$work/iperf3-server" &
+for _ in $(seq 100); do
+    [ -z "$(within server ss -Hltn 'sport = 5201')" ] || break
+    sleep 0.1
+done
+within client iperf3 --client 192.0.2.2 --time 15 --interval 1 --bitrate 20M >"$work/tcp" & # one connection, open before the upgrade and after it
+tcp=$!
 in_root ip netns exec client ping -i 0.005 -c 2000 -q 192.0.2.2 >"$work/ping" &
 ping=$!
-sleep 2
+sleep 2 # both are under way
 in_root dpkg -i /packages/new.deb >/dev/null
 stop_serve
 serve
@@ -117,6 +125,14 @@ wait $ping || {
     fail "packets were lost during the upgrade"
 }
 tail -n 2 "$work/ping"
+wait $tcp || {
+    cat "$work/tcp"
+    fail "a TCP connection did not live through the upgrade"
+}
+awk '/ sec / && !/sender|receiver/ {n++; if ($5 == 0) stalled++} END {print "one TCP connection, " n " s, " stalled + 0 " of them without data"; exit n < 15 || stalled > 0}' "$work/tcp" || {
+    cat "$work/tcp"
+    fail "a TCP connection stalled during the upgrade"
+}
 grep -q '^# changed here' "$root/etc/default/natkit" || fail "the upgrade overwrote /etc/default/natkit"
 stop_serve
 in_root natkit down --netns gateway >/dev/null
