@@ -70,9 +70,9 @@ func arpFilter(links []int) frameFilter {
 	return p
 }
 
-// arpWatchFilter accepts, of the ARP that comes in by these interfaces, requests for one of the addresses, other ARP from one of
-// them, and broadcast frames that the kernel takes for another host's, as ARP's socket sees those of a VLAN without an interface: the tag
-// itself is gone by then.
+// arpWatchFilter accepts, of the ARP that comes in by these interfaces, broadcast requests for one of the addresses (who has had a
+// reply asks that host alone, and is not heard), what another machine sends with one of them, and broadcast frames that the kernel takes for another
+// host's, as ARP's socket sees those of a VLAN without an interface: the tag itself is gone by then.
 func arpWatchFilter(links []int, own []netip.Addr) frameFilter {
 	var p frameFilter
 	p.load(adLink)
@@ -88,14 +88,17 @@ func arpWatchFilter(links []int, own []netip.Addr) frameFilter {
 		b := a.As4()
 		addrs[i] = int(binary.BigEndian.Uint32(b[:]))
 	}
-	p.add(unix.BPF_LD|unix.BPF_H|unix.BPF_ABS, arpOperation)
-	p.when(1, func() { // a request
-		p.load(arpTarget)
-		p.unless(addrs, func() {
-			p.load(arpSender)
-			p.unless(addrs, p.drop)
+	p.load(adKind)
+	p.when(unix.PACKET_BROADCAST, func() {
+		p.add(unix.BPF_LD|unix.BPF_H|unix.BPF_ABS, arpOperation)
+		p.when(1, func() { // a request
+			p.load(arpTarget)
+			p.unless(addrs, func() {
+				p.load(arpSender)
+				p.unless(addrs, p.drop)
+			})
+			p.accept()
 		})
-		p.accept()
 	})
 	p.load(arpSender)
 	p.unless(addrs, p.drop)
