@@ -116,6 +116,7 @@ type trial struct {
 // the cause.
 type review struct {
 	step    step
+	id      string // of the journal
 	at      time.Time
 	after   loss // with the change
 	windows int
@@ -480,6 +481,10 @@ func (t *tuner) due(now time.Time) (*action, []history.Tuning) {
 		t.leave(&n.step, now)
 		t.last = now
 		why += ": not enlarged again before " + t.resting[t.keyOf(n.step.netns.Inode, n.step.plan.Changes[0].Setting)].until.Format("15:04")
+	} else {
+		for _, c := range n.step.plan.Changes {
+			delete(t.resting, t.keyOf(n.step.netns.Inode, c.Setting))
+		}
 	}
 	return nil, n.step.tunings(history.Kept, why, n.id, now)
 }
@@ -508,10 +513,11 @@ func (t *tuner) acquit(s *snapshot.Snapshot, shown []causes.Finding, now time.Ti
 	}
 	t.review = nil
 	for _, c := range r.step.plan.Changes {
-		delete(t.resting, t.keyOf(s.Netns.Inode, c.Setting))
+		key := t.keyOf(s.Netns.Inode, c.Setting)
+		t.resting[key] = rest{now, t.resting[key].pause}
 	}
 	why := fmt.Sprintf("lost without it, too: %s (with it: %s): the load has grown", r.least, r.after)
-	return r.step.tunings(history.NotTheCause, why, "", now)
+	return r.step.tunings(history.NotTheCause, why, r.id, now)
 }
 
 func (t *tuner) takeBack(why string) *action { return &action{takeBack: t.trial.id, why: why} }
@@ -528,8 +534,10 @@ func (t *tuner) tookBack(why string, err error, now time.Time) []history.Tuning 
 	}
 	t.trial, t.last = nil, now
 	t.leave(&n.step, now)
-	if n.worseBy == lossGrew && err == nil {
-		t.review = &review{step: n.step, at: now, after: n.after}
+	// Once: a load that happens to grow again just after the same change is no reason to go back and forth.
+	first := t.resting[t.keyOf(n.step.netns.Inode, n.step.plan.Changes[0].Setting)].pause == restFirst
+	if n.worseBy == lossGrew && err == nil && first {
+		t.review = &review{step: n.step, id: n.id, at: now, after: n.after}
 	}
 	for _, c := range n.step.plan.Changes {
 		delete(t.wrote, t.keyOf(n.step.netns.Inode, c.Setting))

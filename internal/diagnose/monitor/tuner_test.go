@@ -263,6 +263,27 @@ func TestTunerGrowingLoad(t *testing.T) {
 	}
 }
 
+// A load that grows after each change, and falls: the change is tried once more after ten minutes, then not for two hours.
+func TestTunerLoadGrowsEachTime(t *testing.T) {
+	m := simulate(t, TuneApply, func(time.Duration) float64 { return 140000 })
+	m.refuse = func(m *simulated, _ time.Duration) uint64 {
+		if len(m.times) > 0 && m.now.Sub(m.times[len(m.times)-1]) < 5*time.Minute {
+			return 50000
+		}
+		return 0
+	}
+	m.run(2 * time.Hour)
+	want := "applied 131072, taken back 65536, not the cause 131072, applied 131072, taken back 65536"
+	if got := strings.Join(m.kinds(), ", "); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+	for _, c := range m.changes {
+		if c.ID == "" {
+			t.Errorf("of which change? %+v", c)
+		}
+	}
+}
+
 // Losses come in bursts. A change that has nothing to do with them is not taken back for one, whatever the windows before
 // happened to lose; a change that multiplies them is.
 func TestTunerBursts(t *testing.T) {
