@@ -59,7 +59,8 @@ var nightFaults = []nightFault{
 	{"qdisc-drop", onGateway("tc qdisc replace dev eth1 root handle 1: tbf rate 300kbit burst 16k limit 4000"), onGateway("tc qdisc del dev eth1 root")},
 	{"clients-unreached", onGateway("ip neigh replace {client} lladdr 02:00:00:00:00:99 nud permanent dev eth1"), onGateway("ip neigh del {client} dev eth1")},
 	{"wrong-destination-mac", onClient("ip neigh replace {near} lladdr 02:00:00:00:0e:ad nud permanent dev eth0"), onClient("ip neigh del {near} dev eth0")},
-	{"next-hop-silent", onServer("ip addr del {router}/24 dev eth0"), onServer("ip addr add {router}/24 dev eth0")},
+	// Without the entry of the neighbour, which may be good for the whole of the fault.
+	{"next-hop-silent", do(onServer("ip addr del {router}/24 dev eth0"), onGateway("ip neigh flush to {router} dev eth0")), onServer("ip addr add {router}/24 dev eth0")},
 	{"ttl-exceeded", onClient("sysctl -qw net.ipv4.ip_default_ttl=1"), onClient("sysctl -qw net.ipv4.ip_default_ttl=64")},
 }
 
