@@ -19,6 +19,7 @@
 #include "nat/verdict.h"
 #include "nat/lease.h"
 #include "nat/state.h"
+#include "nat/zone.h"
 
 enum session_limit { SESSION_PORT_TRIES = 64 };
 
@@ -517,7 +518,8 @@ static __always_inline int session_adopt(const struct packet *p, struct nat_flow
 	}
 	flow = flow_look(&new->other);
 	if (flow && (!addr_equal(flow->src, p->key.dst) || !addr_equal(flow->dst, p->key.src) ||
-		     flow->sport != p->key.dport || flow->dport != p->key.sport))
+		     flow->sport != p->key.dport || flow->dport != p->key.sport ||
+		     zone_to(flow) != p->key.zone))
 		return NAT_DROP_NO_PORT;
 	return NAT_DROP_RACE;
 }

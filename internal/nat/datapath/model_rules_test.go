@@ -255,11 +255,6 @@ func (m *model) pool(r *rulefile.Rule, link string) (string, []netip.Addr) {
 
 // packet reports what is wrong with how a packet ended, if anything is.
 func (m *model) packet(p modelPacket, saw modelOutcome) error {
-	if m.zones && saw.reason == abiNatReasonNAT_DROP_RACE && p.protocol.Class() == rulefile.ClassOther {
-		// Two hosts of one address want one external address towards the same receiver. The engine takes the
-		// other's session for this one, made by another CPU: session_adopt does not compare zones.
-		saw.reason = abiNatReasonNAT_DROP_NO_PORT
-	}
 	want, err := m.decide(p, saw)
 	if err == nil && want != saw {
 		err = fmt.Errorf("want %v", want)
