@@ -83,6 +83,18 @@ static __always_inline int fragment_identify(struct ctx *ctx, const struct packe
 
 /* --- the first and the later ones ----------------------------------------------------- */
 
+/* Makes room for one datagram more: the oldest gives way, whose fragments have mostly come by now.
+ * So who fills the table, with first fragments alone, keeps no other datagram from passing. GC may
+ * take the entry out at the same time, and another one then goes in its place. */
+GLOBAL int fragment_evict(void)
+{
+	struct nat_fragment_key key = {};
+
+	if (!bpf_map_pop_elem(&fragment_queue, &key))
+		bpf_map_delete_elem(&fragments, &key);
+	return 0;
+}
+
 /* Notes what a datagram's fragments become. An entry that is there is overwritten:
  * identifiers are used again. But a first fragment may come twice, and has to stay one. */
 GLOBAL int fragment_note(const struct packet *packet, __be32 src, __be32 dst, __u32 zone,
@@ -110,6 +122,10 @@ GLOBAL int fragment_note(const struct packet *packet, __be32 src, __be32 dst, __
 			value.id = bpf_htons(fragment_identification(src, dst, key.protocol));
 	}
 	error = bpf_map_update_elem(&fragments, &key, &value, BPF_NOEXIST);
+	if (error == E_TOO_BIG) {
+		fragment_evict();
+		error = bpf_map_update_elem(&fragments, &key, &value, BPF_NOEXIST);
+	}
 	if (error == E_EXIST) {
 		value.again = 1;
 		return bpf_map_update_elem(&fragments, &key, &value, BPF_EXIST)

@@ -180,11 +180,12 @@ static __always_inline void mapping_remove(__u64 id, const struct nat_mapping_ke
 /*
  * A mapping without sessions goes into the queue once; QUEUED means that it is there.
  * Who uses it during hold-down leaves AGAIN, so that GC, when it gets to the entry, knows that
- * the hold-down started later. True: the queue has no room for it.
+ * the hold-down started later. True: the queue has no room for it, or it needs none, because it
+ * is fresh: then it is to end at once.
  */
-SUBPROGRAM int mapping_put(struct nat_slot *slot, __u64 id, __u32 now)
+SUBPROGRAM int mapping_put(struct nat_slot *slot, __u64 id, __u32 now, int fresh)
 {
-	if (!refs_put(&slot->refs, NAT_REFS_QUEUED) || !port_hold_down(id, now))
+	if (!refs_put(&slot->refs, NAT_REFS_QUEUED) || (!fresh && !port_hold_down(id, now)))
 		return 0;
 	__sync_fetch_and_and(&slot->refs, ~NAT_REFS_QUEUED);
 	return 1;
@@ -215,7 +216,7 @@ GLOBAL int mapping_reserve(struct reservation *r, __u32 now, __u64 only)
 	if (!slot || refs_take(&slot->refs) != GO_ON)
 		return NAT_DROP_RACE;
 	if (!mapping_is(slot, id, &r->internal)) {
-		mapping_put(slot, id, now);
+		mapping_put(slot, id, now, 0);
 		return NAT_DROP_RACE;
 	}
 	r->address = slot_id_address(id);
@@ -233,7 +234,7 @@ static __always_inline void mapping_drop(const struct reservation *r, __u32 now)
 	struct nat_slot *slot = r->flags & NAT_FLOW_MAPPED ? slot_at(id) : NULL;
 
 	if (slot)
-		mapping_put(slot, id, now);
+		mapping_put(slot, id, now, 0);
 }
 
 static __always_inline int mapping_find(struct reservation *r, __u32 now)
@@ -254,10 +255,11 @@ static __always_inline void slot_name(struct nat_slot *slot, const struct reserv
 }
 
 /* The same for a session that has the port without a mapping. */
-static __always_inline void port_name(const struct reservation *r)
+static __always_inline void port_name(struct reservation *r)
 {
 	struct nat_slot *slot = slot_at(slot_id(r->address, r->internal.class, r->port));
 
+	r->fresh |= FRESH_PORT;
 	if (!slot)
 		return;
 	slot_name(slot, r, NAT_SLOT_SESSION);
@@ -305,8 +307,10 @@ GLOBAL int mapping_make(struct reservation *r, __u32 now)
 	if (!r)
 		return NAT_DROP_BYPASS;
 	error = mapping_insert(r);
-	if (!error)
+	if (!error) {
+		r->fresh |= FRESH_MAPPING;
 		return GO_ON;
+	}
 	endpoint_give(r->address, r->internal.class, bpf_ntohs(r->port));
 	if (error == E_TOO_BIG)
 		return NAT_DROP_MAPPINGS_FULL;
@@ -335,8 +339,10 @@ GLOBAL int mapping_take_address(struct reservation *r, __u32 first, __u32 count,
 		r->address = index;
 		r->port = 0;
 		error = mapping_insert(r);
-		if (!error)
+		if (!error) {
+			r->fresh |= FRESH_MAPPING;
 			return GO_ON;
+		}
 		address_give(index);
 		if (error == E_TOO_BIG)
 			return NAT_DROP_MAPPINGS_FULL;
@@ -472,7 +478,7 @@ GLOBAL int mapping_admits(const struct reservation *r, __be32 remote)
 /* --- both ends ---------------------------------------------------------------- */
 
 /* The session has ended that had the port without a mapping. If there is no room for its
- * hold-down it is free at once, not lost for ever. */
+ * hold-down it is free at once, not lost for ever; and if no session has come of it, too. */
 static __always_inline void port_leave(const struct reservation *r, __u32 now)
 {
 	__u64 id = slot_id(r->address, r->internal.class, r->port);
@@ -480,14 +486,14 @@ static __always_inline void port_leave(const struct reservation *r, __u32 now)
 
 	if (slot)
 		*(volatile __u8 *)&slot->held |= NAT_HELD_DOWN;
-	if (port_hold_down(id, now)) {
+	if (r->fresh & FRESH_PORT || port_hold_down(id, now)) {
 		log_mapping(NAT_LOG_ENDED, r->address, r->internal.class, bpf_ntohs(r->port));
 		endpoint_give(r->address, r->internal.class, bpf_ntohs(r->port));
 	}
 }
 
 /*
- * The mapping of that endpoint, for whose hold-down there was no room, goes now if nobody holds
+ * The mapping of that endpoint, which is in no queue for its hold-down, goes now if nobody holds
  * it: nobody would look at it any more. A function of its own beside reservation_leave, because
  * what they call takes all of the stack that is left.
  */
@@ -543,7 +549,7 @@ GLOBAL int reservation_leave(const struct reservation *r, __be32 remote, __u32 n
 				filter_put(c);
 		}
 		if (slot)
-			full = mapping_put(slot, id, now);
+			full = mapping_put(slot, id, now, r->fresh & FRESH_MAPPING);
 	}
 	if (r->flags & NAT_FLOW_PORT)
 		port_leave(r, now);

@@ -70,8 +70,8 @@ struct {
 	__uint(max_entries, 65536);
 } filter_entries SEC(".maps");
 
-/* Packets write on tc, GC removes. Full: NAT_DROP_FRAGMENTS_FULL. Only packets
- * of a session make entries, so a flood from outside can't fill it. */
+/* Packets write on tc, GC removes. Full: the oldest gives way. Only packets of a session make
+ * entries. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct nat_fragment_key);
@@ -79,8 +79,8 @@ struct {
 	__uint(max_entries, NAT_MAX_FRAGMENTS);
 } fragments SEC(".maps");
 
-/* Keys of fragments, oldest first. Who makes an entry of fragments puts its key here;
- * GC takes it out. */
+/* Keys of fragments, oldest first. Who makes an entry of fragments puts its key here; GC takes it
+ * out, or the packet that needs its room. */
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
 	__type(value, struct nat_fragment_key);

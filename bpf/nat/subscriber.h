@@ -34,6 +34,9 @@ enum subscriber_limit {
 #define RANGE_OF_BLOCK (1ULL << 32)
 #define NEEDS_BLOCK (1ULL << 33)
 
+/* What was made for this packet: nothing has left by it yet. */
+enum reservation_fresh { FRESH_MAPPING = 1, FRESH_PORT = 2 };
+
 /* What a session has reserved for the internal endpoint at one end of it. */
 struct reservation {
 	struct nat_mapping_key internal;
@@ -43,7 +46,8 @@ struct reservation {
 	__u32 refs;     /* of the mapping, as this reservation was made */
 	__u8 filtering; /* of the mapping: enum nat_filtering_mode */
 	__u8 refused;   /* what the subscriber was refused: enum nat_refusal, plus 1 */
-	__u16 zero;
+	__u8 fresh;     /* enum reservation_fresh */
+	__u8 zero;
 };
 
 static __always_inline __u64 slot_id(__u32 address, __u32 class, __be16 port)
@@ -171,21 +175,24 @@ static __always_inline const struct nat_limits *source_limits(const struct nat_s
 }
 
 /* Takes a token of the bucket: it is full again at rate_ns, each token an interval sooner. If that
- * is later than of an empty one, and not by another CPU's clock, it is what other limits left. */
-static __always_inline int source_rate(struct nat_source *s, const struct nat_limits *limits)
+ * is later than of an empty one, and not by another CPU's clock, it is what other limits left. For
+ * sessions that strangers open half of the bucket is there: the rest is the subscriber's own. */
+static __always_inline int source_rate(struct nat_source *s, const struct nat_limits *limits,
+				       int own)
 {
-	__u64 now_ns, old, begin;
+	__u64 now_ns, old, begin, most;
 	__u32 try;
 
 	if (!limits->interval_ns)
 		return GO_ON;
+	most = limits->burst_ns >> !own;
 	now_ns = bpf_ktime_get_ns();
 	for (try = 0; try < REFS_TRIES; try++) {
 		old = *(volatile __u64 *)&s->rate_ns;
 		begin = old > now_ns ? old : now_ns;
 		if (begin - now_ns > limits->burst_ns + limits->interval_ns + SOURCE_RATE_SLACK_NS)
 			begin = now_ns + limits->burst_ns;
-		if (begin - now_ns > limits->burst_ns)
+		if (begin - now_ns > most)
 			return NAT_DROP_RATE_LIMIT;
 		if (__sync_val_compare_and_swap(&s->rate_ns, old, begin + limits->interval_ns) ==
 		    old)
@@ -459,13 +466,14 @@ static __always_inline int source_session(struct nat_source *s, const struct nat
 	if (c->lookups & NAT_LOOKUP_CLASS && s->generation != generation + 1)
 		*(volatile __u64 *)&s->generation =
 			(__u64)s->zone << 48 | (__u64) class << 32 | (generation + 1);
-	reason = own ? source_rate(s, limits) : GO_ON;
+	reason = source_rate(s, limits, own);
 	if (reason != GO_ON)
 		source_put(s, USE_SESSION);
 	return reason;
 }
 
-/* Counts a session for the subscriber of r, if it may have it; own: it opens that itself. */
+/* Counts a session for the subscriber of r, if it may have it; own: it opens that itself, and no
+ * stranger through its mapping. */
 GLOBAL int source_take(struct reservation *r, __u32 generation, __u32 own)
 {
 	struct nat_source_key key;

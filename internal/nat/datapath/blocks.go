@@ -34,7 +34,7 @@ func (c *compiler) subscribers() {
 		c.t.Config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_COUNT_PORTS)
 	}
 	c.t.Config.Limits = limitsOf(share)
-	limited := share.Sessions > 0
+	limited := share.Sessions > 0 || share.NewPerSecond > 0
 	c.t.Classes = make([]abiNatLimits, 1, 1+len(f.Subscribers.Classes))
 	for i := range f.Subscribers.Classes {
 		class := &f.Subscribers.Classes[i]
@@ -43,7 +43,7 @@ func (c *compiler) subscribers() {
 			c.t.Config.Lookups |= uint32(abiNatLookupNAT_LOOKUP_CLASS)
 		}
 		c.t.Classes = append(c.t.Classes, limitsOf(class.Share))
-		limited = limited || class.Sessions > 0
+		limited = limited || class.Sessions > 0 || class.NewPerSecond > 0
 	}
 	if limited {
 		c.t.Config.Flags |= uint32(abiNatConfigFlagNAT_CONFIG_COUNT_SESSIONS)

@@ -5,6 +5,9 @@ package datapath
 import (
 	"net/netip"
 	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
 
 	"natkit/internal/nat/rulefile"
 )
@@ -99,5 +102,229 @@ func TestFloodOfOne(t *testing.T) {
 		if saw := r.udp(t, src, 53); saw.ends.src != end {
 			t.Fatalf("%v has had %v: %v", src, end, saw)
 		}
+	}
+}
+
+// freePorts is how many ports of a class the address of that index has left.
+func (r *modelRig) freePorts(t *testing.T, index uint32, class rulefile.Class) int {
+	t.Helper()
+	var id ebpf.MapID
+	if err := r.maps["free_ports"].Lookup(index, &id); err != nil {
+		t.Fatal(err)
+	}
+	m, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	ports := &abiNatPorts{}
+	if err := m.Lookup(uint32(class), ports); err != nil {
+		t.Fatal(err)
+	}
+	return int(ports.Free)
+}
+
+// floodRules are subscribers with one limit, of sessions, who share an address and let everybody in.
+func floodRules(sessions int) *rulefile.File {
+	f := blockFile(rulefile.Blocks{}, 1)
+	f.Defaults.Timeouts = rulefile.DefaultTimeouts()
+	for class := range f.Defaults.Filtering {
+		f.Defaults.Filtering[class] = rulefile.FilterEndpointIndependent
+	}
+	f.Subscribers = rulefile.Subscribers{Prefix: 32, Default: rulefile.Share{Sessions: sessions}}
+	return f
+}
+
+// RFC 6888 REQ-5: sessions that strangers open through a subscriber's mapping are limited in their rate, too.
+// They leave half of what it may open at once to the subscriber.
+func TestFloodRate(t *testing.T) {
+	const burst = 40
+	r := aModelRig(t)
+	r.seed(13)
+	f := floodRules(0)
+	f.Subscribers.Default = rulefile.Share{NewPerSecond: 1, Burst: burst}
+	r.forget(t, f)
+	r.model = newModel(f, r.facts, r.route)
+	r.applied(t, f, nil)
+	host := netip.MustParseAddrPort("192.168.2.2:5000")
+	external := r.udp(t, host, 53).ends.src
+	began := time.Now()
+	opened, own := 0, 0
+	for n := range 1000 {
+		remote := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(1 + n%200)}), uint16(10000+n))
+		saw, err := r.send(t, modelPacket{modelKey: modelKey{false, rulefile.UDP, modelEnds{remote, external}}, link: "out", ttl: 64, length: 60})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if isTranslated(saw) {
+			opened++
+		} else if saw.reason != abiNatReasonNAT_DROP_RATE_LIMIT {
+			t.Fatalf("packet %d: %v", n, saw)
+		}
+	}
+	for n := range burst {
+		if isTranslated(r.udp(t, host, uint16(1000+n))) {
+			own++
+		}
+	}
+	refilled := int(time.Since(began).Seconds()) + 1
+	if opened < burst/2-1 || opened > burst/2+refilled {
+		t.Errorf("strangers opened %d sessions of %d", opened, burst)
+	}
+	if own < burst/2-1 || own > burst/2+refilled {
+		t.Errorf("the subscriber itself opened %d sessions of %d after that", own, burst)
+	}
+}
+
+// RFC 6888 REQ-5: by no way of flooding has a subscriber more sessions, ports, mappings or filter entries
+// than its limit of sessions, also while it has no other limit. Others who share its address keep what they
+// have and get more.
+func TestFloods(t *testing.T) {
+	const sessions, packets = 200, 3000
+	var (
+		flooder  = netip.MustParseAddr("192.168.2.2")
+		receiver = netip.MustParseAddr("192.168.4.2")
+		other    = netip.MustParseAddr("192.168.3.2")
+	)
+	at := netip.AddrPortFrom
+	remote := func(n int) netip.AddrPort {
+		return at(netip.AddrFrom4([4]byte{198, 51, byte(100 + n/200), byte(1 + n%200)}), uint16(1024+n))
+	}
+	out := func(protocol rulefile.Protocol, src, dst netip.AddrPort) modelPacket {
+		return modelPacket{modelKey: modelKey{true, protocol, modelEnds{src, dst}}, link: "in", ttl: 64, length: 60, syn: protocol == rulefile.TCP, query: protocol == rulefile.ICMP}
+	}
+	in := func(protocol rulefile.Protocol, src, dst netip.AddrPort) modelPacket {
+		p := out(protocol, src, dst)
+		p.inside, p.link = false, "out"
+		return p
+	}
+	echo := func(host netip.Addr, id uint16) netip.AddrPort { return at(host, id) }
+	type opener func(modelPacket) netip.AddrPort // gives the external endpoint
+	for _, way := range []struct {
+		name   string
+		class  rulefile.Class
+		begin  func(open opener) (external netip.AddrPort)
+		flood  func(n int, external netip.AddrPort) modelPacket
+		change func(*rulefile.File)
+	}{
+		{name: "UDP to many endpoints", class: rulefile.ClassUDP,
+			flood: func(n int, _ netip.AddrPort) modelPacket { return out(rulefile.UDP, at(flooder, 5000), remote(n)) }},
+		{name: "UDP to many addresses, filtered by address", class: rulefile.ClassUDP,
+			change: func(f *rulefile.File) { f.Defaults.Filtering[rulefile.ClassUDP] = rulefile.FilterAddress },
+			flood:  func(n int, _ netip.AddrPort) modelPacket { return out(rulefile.UDP, at(flooder, 5000), remote(n)) }},
+		{name: "UDP from many ports", class: rulefile.ClassUDP,
+			flood: func(n int, _ netip.AddrPort) modelPacket {
+				return out(rulefile.UDP, at(flooder, uint16(2000+n)), remote(0))
+			}},
+		{name: "UDP from many ports, each session with one of its own", class: rulefile.ClassUDP,
+			change: func(f *rulefile.File) { f.Defaults.Mapping[rulefile.ClassUDP] = rulefile.AddressAndPortDependent },
+			flood: func(n int, _ netip.AddrPort) modelPacket {
+				return out(rulefile.UDP, at(flooder, uint16(2000+n)), remote(n))
+			}},
+		{name: "SYNs from inside", class: rulefile.ClassTCP,
+			flood: func(n int, _ netip.AddrPort) modelPacket {
+				return out(rulefile.TCP, at(flooder, uint16(2000+n)), remote(n))
+			}},
+		{name: "SYNs from outside to a mapping", class: rulefile.ClassTCP,
+			begin: func(open opener) netip.AddrPort { return open(out(rulefile.TCP, at(flooder, 5000), remote(0))) },
+			flood: func(n int, external netip.AddrPort) modelPacket { return in(rulefile.TCP, remote(n), external) }},
+		{name: "UDP from outside to a mapping", class: rulefile.ClassUDP,
+			begin: func(open opener) netip.AddrPort { return open(out(rulefile.UDP, at(flooder, 5000), remote(0))) },
+			flood: func(n int, external netip.AddrPort) modelPacket { return in(rulefile.UDP, remote(n), external) }},
+		{name: "pings with many identifiers", class: rulefile.ClassICMP,
+			flood: func(n int, _ netip.AddrPort) modelPacket {
+				return out(rulefile.ICMP, echo(flooder, uint16(n)), at(world, 0))
+			}},
+		{name: "pings to many hosts", class: rulefile.ClassICMP,
+			flood: func(n int, _ netip.AddrPort) modelPacket {
+				return out(rulefile.ICMP, echo(flooder, 7), at(remote(n).Addr(), 0))
+			}},
+		{name: "hairpin to its own mapping", class: rulefile.ClassUDP,
+			begin: func(open opener) netip.AddrPort { return open(out(rulefile.UDP, at(flooder, 5000), remote(0))) },
+			flood: func(n int, external netip.AddrPort) modelPacket {
+				return out(rulefile.UDP, at(flooder, uint16(6000+n)), external)
+			}},
+		{name: "hairpin to a host that has all of its sessions", class: rulefile.ClassUDP,
+			begin: func(open opener) (external netip.AddrPort) {
+				for n := range sessions {
+					external = open(out(rulefile.UDP, at(receiver, 5000), remote(n)))
+				}
+				return external
+			},
+			flood: func(n int, external netip.AddrPort) modelPacket {
+				return out(rulefile.UDP, at(flooder, uint16(6000+n)), external)
+			}},
+		{
+			name: "the same, each session with a port of its own", class: rulefile.ClassUDP,
+			change: func(f *rulefile.File) {
+				own := rulefile.Rule{Action: rulefile.SNAT{Source: netip.PrefixFrom(flooder, 32), Pool: "cgn"}}
+				own.Mapping[rulefile.ClassUDP] = rulefile.AddressAndPortDependent
+				f.Rules = append(f.Rules, own)
+			},
+			begin: func(open opener) (external netip.AddrPort) {
+				for n := range sessions {
+					external = open(out(rulefile.UDP, at(receiver, 5000), remote(n)))
+				}
+				return external
+			},
+			flood: func(n int, external netip.AddrPort) modelPacket {
+				return out(rulefile.UDP, at(flooder, uint16(6000+n)), external)
+			},
+		},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			r := aModelRig(t)
+			r.seed(12)
+			f := floodRules(sessions)
+			if way.change != nil {
+				way.change(f)
+			}
+			r.forget(t, f)
+			r.model = newModel(f, r.facts, r.route)
+			index := uint32(r.applied(t, f, nil)[0].Index)
+			open := func(p modelPacket) netip.AddrPort {
+				t.Helper()
+				saw, err := r.send(t, p)
+				if err != nil || !isTranslated(saw) {
+					t.Fatalf("%v: %v, %v", p, saw, err)
+				}
+				return saw.ends.src
+			}
+			had := open(out(rulefile.UDP, at(other, 4000), at(world, 53)))
+			var external netip.AddrPort
+			if way.begin != nil {
+				external = way.begin(open)
+			}
+			before, ports := r.reach(t), r.freePorts(t, index, way.class)
+			counts := map[abiNatReason]int{}
+			for n := range packets {
+				saw, err := r.send(t, way.flood(n, external))
+				if err != nil {
+					t.Fatal(err)
+				}
+				counts[saw.reason]++
+			}
+			opened := counts[abiNatReasonNAT_TRANSLATED_OUT] + counts[abiNatReasonNAT_TRANSLATED_IN]
+			if opened > sessions || opened+counts[abiNatReasonNAT_DROP_SOURCE_LIMIT]+counts[abiNatReasonNAT_DROP_FILTERED] != packets {
+				t.Errorf("the flood ended as %v, want at most %d sessions", counts, sessions)
+			}
+			if took := ports - r.freePorts(t, index, way.class); took > sessions {
+				t.Errorf("the flood took %d ports", took)
+			}
+			if n := len(entries[abiNatFilterKey, abiNatFilterEntry](t, r.maps["filter_entries"])); n > sessions+1 {
+				t.Errorf("%d filter entries", n)
+			}
+			for name, reach := range r.reach(t) {
+				if reach > before[name]+1 {
+					t.Errorf("%s: look-ups read %d more buckets", name, reach-before[name])
+				}
+			}
+			if now := open(out(rulefile.UDP, at(other, 4000), at(world, 53))); now != had {
+				t.Errorf("another subscriber had %v, and has %v", had, now)
+			}
+			for n := range sessions - 1 {
+				open(out(rulefile.UDP, at(other, 4000), remote(n)))
+			}
+		})
 	}
 }

@@ -386,6 +386,41 @@ func TestFragmentsExpire(t *testing.T) {
 	}
 }
 
+// Who sends first fragments alone, more than are noted, keeps no other datagram from passing: the oldest give
+// way (RFC 4787 REQ-14a, RFC 6888 REQ-5). No fragment is refused, and GC empties the table as it does any.
+func TestFragmentFlood(t *testing.T) {
+	g := aGateway(t)
+	deleteAll[[16]byte, [20]byte](t, g.maps["fragments"])
+	for g.maps["fragment_queue"].LookupAndDelete(nil, new([16]byte)) == nil {
+	}
+	g.flags = 0
+	enters := func(port, id, offset uint16) {
+		t.Helper()
+		_, _, reason := g.enter(t, g.hook, abiNatSideNAT_INSIDE, g.in, g.in.arriving(fragmentOf(insideHost, port, id, offset, 64)).Bytes())
+		if reason != abiNatReasonNAT_TRANSLATED_OUT {
+			t.Fatalf("fragment at %d of datagram %d: %v", offset, id, reason)
+		}
+	}
+	most := int(abiNatLimitNAT_MAX_FRAGMENTS)
+	for id := range uint16(most + 1000) {
+		enters(5000, 1+id, 0)
+	}
+	enters(5001, 40000, 0)
+	enters(5001, 40000, 512)
+	enters(5000, uint16(most+1000), 512)
+	if n := len(entries[[16]byte, [20]byte](t, g.maps["fragments"])); n != most {
+		t.Errorf("%d datagrams are known, want %d", n, most)
+	}
+	for key, value := range entries[[16]byte, [20]byte](t, g.maps["fragments"]) {
+		binary.NativeEndian.PutUint32(value[8:], now()-ticks(121))
+		g.put(t, "fragments", &key, &value)
+	}
+	defer g.startGC(t)()
+	ktest.Wait(t, 20*time.Second, "they are forgotten", func() bool {
+		return len(entries[[16]byte, [20]byte](t, g.maps["fragments"])) == 0
+	})
+}
+
 // A fragment that comes before its first one is kept for every kind of rule and either way,
 // also between internal hosts, though ports are not known yet that would tell which rule.
 func TestFragmentsOfEveryRule(t *testing.T) {

@@ -118,7 +118,7 @@ var Reasons = []ReasonInfo{
 	{"mappings-full", "dropped", "the table of mappings or filter entries is full (limits.mappings)"},
 	{"source-limit", "dropped", "its subscriber has reached its session limit (limits.sessions_per_source, or sessions of its class)"},
 	{"port-limit", "dropped", "its subscriber has as many external ports as it may have, those in hold-down included (ports of its class, blocks of the pool)"},
-	{"rate-limit", "dropped", "its subscriber opens more sessions a second than it may (new_per_second of its class)"},
+	{"rate-limit", "dropped", "its subscriber has more new sessions a second than it may (new_per_second of its class)"},
 	{"no-block", "dropped", "the external address of its subscriber has no port block left"},
 	{"sources-full", "dropped", "the table of subscribers is full (limits.sources)"},
 	{"inbound-ttl", "dropped", "TTL exceeded; the engine sends the ICMP error to its external sender"},
