@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -445,5 +446,91 @@ func TestDrainOfAllBlocks(t *testing.T) {
 	}
 	if saw := r.udp(t, netip.AddrPortFrom(fresh, 1999), 53); !isTranslated(saw) || saw.ends.src.Addr() == at {
 		t.Errorf("a new subscriber: %v", saw)
+	}
+}
+
+// An address does not go back from blocks to single ports while it has sessions. Other addresses take over, on
+// which ports are given one by one: 10 000 sessions go on by the ports that they have, and when they have ended
+// the first addresses give all of their ports one by one.
+func TestFromBlocksByOtherAddresses(t *testing.T) {
+	const hosts, each = 50, 200
+	r := aModelRig(t)
+	r.seed(14)
+	f := blockFile(rulefile.Blocks{Size: 512, Extra: 512, AtMost: 1}, 4)
+	f.Defaults.Timeouts = rulefile.DefaultTimeouts()
+	r.forget(t, f)
+	before := r.applied(t, f, nil)
+	kept, owner := map[netip.AddrPort]netip.AddrPort{}, map[netip.AddrPort]netip.AddrPort{}
+	open := func(port uint16) {
+		t.Helper()
+		for n := range hosts {
+			src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, 3, byte(2 + n)}), port)
+			saw := r.udp(t, src, 53)
+			if by, had := owner[saw.ends.src]; !isTranslated(saw) || had && by != src {
+				t.Fatalf("%v: %v, which %v has", src, saw, by)
+			}
+			kept[src], owner[saw.ends.src] = saw.ends.src, src
+		}
+	}
+	for port := range uint16(each) {
+		open(3000 + port)
+	}
+
+	single := blockFile(rulefile.Blocks{}, 4)
+	single.Defaults.Timeouts = f.Defaults.Timeouts
+	facts := r.facts
+	facts.Addresses = before
+	if _, err := Compile(single, facts); err == nil || !strings.Contains(err.Error(), "give the rule other addresses") {
+		t.Fatalf("blocks to single ports: %v", err)
+	}
+	other := blockFile(rulefile.Blocks{}, 4)
+	other.Defaults.Timeouts = f.Defaults.Timeouts
+	other.Pools[0].Addresses = []rulefile.AddressRange{{First: netip.MustParseAddr("203.0.113.32"), Last: netip.MustParseAddr("203.0.113.35")}}
+	after := r.applied(t, other, before)
+	for src, end := range kept {
+		if saw := r.udp(t, src, 53); saw.ends.src != end {
+			t.Fatalf("%v has had %v: %v", src, end, saw)
+		}
+	}
+	open(4000)
+	for _, a := range after {
+		if a.Leaving == other.Pools[0].Addresses[0].Contains(a.Addr) {
+			t.Errorf("%s: leaving is %t", a.Addr, a.Leaving)
+		}
+	}
+
+	for i := range other.Defaults.Timeouts {
+		other.Defaults.Timeouts[i] = 100 * time.Millisecond
+	}
+	after = r.applied(t, other, after)
+	r.collects(t)
+	var gone, stay []ExternalAddress
+	ktest.Wait(t, 60*time.Second, "the sessions to end", func() bool {
+		gone, stay = nil, nil
+		for _, a := range after {
+			idle, err := r.engine.Idle(a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if a.Leaving && idle {
+				gone = append(gone, a)
+			} else {
+				stay = append(stay, a)
+			}
+		}
+		return len(gone) == len(before)
+	})
+	if err := r.engine.Forget(gone); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range r.applied(t, single, stay) {
+		if a.Leaving {
+			continue
+		}
+		for class := range rulefile.Class(rulefile.PortClasses) {
+			if n := r.freePorts(t, uint32(a.Index), class); n != 65536-1024 {
+				t.Errorf("%s has %d ports of class %d", a.Addr, n, class)
+			}
+		}
 	}
 }

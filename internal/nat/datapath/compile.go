@@ -322,7 +322,7 @@ func (c *compiler) address(r *rulefile.Rule, a ExternalAddress, index int) int {
 				a.Addr, portsText(a), portsText(*have))
 		}
 		if !have.Blocks.IsZero() && a.Blocks.IsZero() {
-			c.fail(r, "%s gives ports in blocks, which subscribers have; it can't give them one by one while the engine is up: run `natkit down` and then `natkit up`, which ends all sessions", a.Addr)
+			c.fail(r, "%s gives ports in blocks, which subscribers have; it can give them one by one when its sessions have ended: until then give the rule other addresses, or run `natkit down` and then `natkit up`, which ends all sessions", a.Addr)
 		}
 		a.Masquerade = a.Masquerade || c.addresses[a.Addr] != nil && have.Masquerade
 	}
