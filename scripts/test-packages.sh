@@ -115,7 +115,7 @@ within client iperf3 --client 192.0.2.2 --time 15 --interval 1 --bitrate 20M >"$
 tcp=$!
 in_root ip netns exec client ping -i 0.005 -c 2000 -q 192.0.2.2 >"$work/ping" &
 ping=$!
-sleep 2 # both are under way
+sleep 2 # both are running
 in_root dpkg -i /packages/new.deb >/dev/null
 stop_serve
 serve
