@@ -427,6 +427,106 @@ func TestPCPPeer(t *testing.T) {
 	}
 }
 
+// PEER keeps an established TCP connection that is silent for longer than its time-out, so that either end may
+// speak first. When both have closed it, it ends as any other. On both hooks; with address-and-port-dependent
+// mapping the session has a port of its own; and of one that was opened from outside the remote end is the owner.
+func TestPCPPeerTCP(t *testing.T) {
+	for _, attach := range []Attach{AttachTC, AttachXDP} {
+		for _, c := range []struct {
+			name, mapping string
+			outside       bool
+		}{
+			{"own mapping", "endpoint-independent", false},
+			{"own port", "address-and-port-dependent", false},
+			{"opened from outside", "endpoint-independent", true},
+		} {
+			t.Run(string(attach)+" "+c.name, func(t *testing.T) { testPCPPeerTCP(t, attach, c.mapping, c.outside) })
+		}
+	}
+}
+
+func testPCPPeerTCP(t *testing.T, attach Attach, mapping string, outside bool) {
+	const timeouts = "tcp_established: 2s, tcp_opening: 2s, tcp_closing: 2s, tcp_reset: 2s, port_hold_down: 1s"
+	b := servePCP(t, strings.Replace(pcpRules, "rules:", "defaults: {mapping: "+mapping+", timeouts: {"+timeouts+"}}\nrules:", 1), attach)
+	connect := func(from *netns.Handle, at string, l net.Listener, to string) (here, there net.Conn) {
+		b.in(from, func() (err error) {
+			local, err := net.ResolveTCPAddr("tcp4", at)
+			if err == nil {
+				here, err = (&net.Dialer{Timeout: patient, LocalAddr: local}).Dial("tcp4", to)
+			}
+			return err
+		})
+		there, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []net.Conn{here, there} {
+			t.Cleanup(func() { c.Close() })
+			if err := c.SetDeadline(time.Now().Add(patient)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return here, there
+	}
+	says := func(from, to net.Conn, text string) {
+		t.Helper()
+		if err := say(from, to, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sessions := func(from netip.AddrPort) (n int) {
+		e, err := Open(b.gateway)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = errors.Join(e.Sessions(func(s *rulefile.Session) bool {
+			if s.Source.AddrPort == from {
+				n++
+			}
+			return true
+		}), e.Close())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	peer := netip.MustParseAddrPort("10.0.0.2:7300") // whose session it is
+	if outside {
+		peer = netip.MustParseAddrPort("198.51.100.9:9000")
+	}
+	l := b.listen(b.server, "198.51.100.9:9001")
+	var client, server net.Conn
+	if outside {
+		at := b.mapped(b.request(1, 6, 7300, 600, nil))
+		server, client = connect(b.server, "198.51.100.9:9000", b.listen(b.client, "10.0.0.2:7300"), fmt.Sprintf("198.51.100.1:%d", at))
+	} else {
+		client, server = connect(b.client, "10.0.0.2:7300", b.listen(b.server, "198.51.100.9:9000"), "198.51.100.9:9000")
+	}
+	says(client, server, "login")
+	port := b.mapped(b.request(2, 6, 7300, 600, func(q []byte) {
+		binary.BigEndian.PutUint16(q[60:], 9000)
+		remote := netip.MustParseAddr("::ffff:198.51.100.9").As16()
+		copy(q[64:], remote[:])
+	}))
+	if have := server.RemoteAddr().(*net.TCPAddr).Port; have != int(port) {
+		t.Fatalf("the connection has port %d, PEER says %d", have, port)
+	}
+	for i, first := range [][2]net.Conn{{server, client}, {client, server}} {
+		// The end of a younger one, without PEER, shows that the time-out is over.
+		at := netip.AddrPortFrom(netip.MustParseAddr("10.0.0.2"), uint16(7301+i))
+		connect(b.client, at.String(), l, l.Addr().String())
+		ktest.Wait(t, patient, "the connection without PEER to be removed", func() bool { return sessions(at) == 0 })
+		if n := sessions(peer); n != 1 {
+			t.Fatalf("%d sessions of the connection with PEER", n)
+		}
+		says(first[0], first[1], "still")
+		says(first[1], first[0], "there")
+	}
+	client.Close()
+	server.Close()
+	ktest.Wait(t, patient, "the session of the closed connection to be removed", func() bool { return sessions(peer) == 0 })
+}
+
 // Mappings expire without natkit serve.
 func TestPCPExpiry(t *testing.T) {
 	b := servePCP(t, strings.Replace(pcpRules, "{on: [in]", "{on: [in], lifetime: {min: 1s, max: 1h}", 1), AttachTC)
