@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -179,9 +180,13 @@ func (s *engineSource) resume(left *store.Left) (store.Resumed, error) {
 	default:
 		out.At = s.oldest(left.Now)
 	}
-	s.rewind(found)
-	if known && s.lost {
-		s.remember(left)
+	if !s.lost {
+		s.rewind(found)
+	} else {
+		s.rewindLoss(found, loss.First)
+		if known {
+			s.remember(left)
+		}
 	}
 	if step := s.c.offset - s.mark.offset; known && stepped(step) {
 		// Rules of the last second may not have been kept, and their times are not known either.
@@ -282,7 +287,17 @@ func (s *engineSource) rewind(found map[datapath.LogKey]uint64) {
 	}
 }
 
-// remember adds what was alive when the log ended and whose end is one of the lost records.
+// rewindLoss is rewind where records were lost, the first of them at a time: what has begun since then, or
+// is not known to have begun before, was not alive. The maps are looked at again when that is recorded (compare).
+func (s *engineSource) rewindLoss(found map[datapath.LogKey]uint64, lost uint64) {
+	maps.DeleteFunc(found, func(_ datapath.LogKey, since uint64) bool {
+		return since == 0 || s.begin(since)+sameBeginning > s.begin(lost)
+	})
+	s.rewind(found)
+}
+
+// remember adds what was alive when the log ended and of which no record is left: the end may be one of
+// those that were lost, and it may have begun again since.
 func (s *engineSource) remember(left *store.Left) {
 	had := map[datapath.LogKey]bool{}
 	for i := range s.backlog {
@@ -669,10 +684,17 @@ func (s *engineSource) compare(missed natlog.Micros) error {
 		}
 	}
 	for k, since := range found {
-		if _, known := s.alive[k]; known || s.touched[k] {
+		since := s.begin(since)
+		had, known := s.alive[k]
+		if s.touched[k] || known && (since < missed || since-had < sameBeginning) {
 			continue
 		}
-		if since := s.begin(since); s.add(k, since) {
+		if known { // it ended, and began again
+			if since, last := s.drop(k); last {
+				s.record(k, natlog.Ended, at, since, natlog.Unseen(max(missed, had)))
+			}
+		}
+		if s.add(k, since) {
 			s.record(k, natlog.Alive, at, since, "")
 		}
 	}

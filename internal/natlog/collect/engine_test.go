@@ -184,7 +184,11 @@ func (r *running) who(port uint16, at time.Time) store.Answer {
 // gap, and what is alive after it is right.
 func TestEngineReadsOn(t *testing.T) {
 	r := &running{t: t, log: newFakeLog(), dir: t.TempDir(), off: clockOffset(time.Now)}
-	r.log.happens(datapath.LogCreated, key(1))
+	for _, port := range []uint16{1, 6} {
+		r.log.happens(datapath.LogCreated, key(port))
+		r.log.ring[len(r.log.ring)-1].Time -= uint64(time.Second)
+		r.log.alive[key(port)] -= uint64(time.Second)
+	}
 	var at [4]time.Time
 	r.during(func() { r.log.happens(datapath.LogCreated, key(2)) })
 	mark := func(i int) { time.Sleep(2 * time.Millisecond); at[i] = time.Now(); time.Sleep(2 * time.Millisecond) }
@@ -210,13 +214,23 @@ func TestEngineReadsOn(t *testing.T) {
 	r.log.happens(datapath.LogEnded, key(2))
 	r.log.happens(datapath.LogCreated, key(5))
 	mark(3)
-	r.log.happens(datapath.LogEnded, key(4))
+	time.Sleep(time.Duration(sameBeginning) * time.Microsecond) // or it is the same beginning
+	for _, port := range []uint16{4, 6} {                       // these end, and begin again
+		r.log.happens(datapath.LogEnded, key(port))
+		r.log.happens(datapath.LogCreated, key(port))
+	}
 	var end time.Time
 	r.during(func() { end = time.Now() })
 	if got := r.who(5, end); len(got.Lives) != 1 {
 		t.Errorf("what began unseen is not alive after the gap: %+v", got)
 	}
-	for port, want := range map[uint16]int{2: 1, 4: 1} {
+	for _, port := range []uint16{4, 6} {
+		again := r.timeOf(r.log.alive[key(port)])
+		if got := r.who(port, end); len(got.Lives) != 1 || got.Lives[0].Since.Time().Sub(again).Abs() > time.Millisecond {
+			t.Errorf("port %d began again at %v: %+v", port, again.UTC(), got)
+		}
+	}
+	for port, want := range map[uint16]int{2: 1, 4: 1, 5: 0, 6: 1} {
 		if got := r.who(port, at[2]); len(got.Lives) != want || len(got.Gaps) > 0 {
 			t.Errorf("port %d before the gap: %+v", port, got)
 		}
