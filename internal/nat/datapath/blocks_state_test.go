@@ -53,7 +53,7 @@ func (r *modelRig) blocksIn(t *testing.T, index uint32) *abiNatBlocks {
 	return b
 }
 
-func (r *modelRig) applied(t *testing.T, f *rulefile.File, before []ExternalAddress) []ExternalAddress {
+func (r *modelRig) applied(t testing.TB, f *rulefile.File, before []ExternalAddress) []ExternalAddress {
 	t.Helper()
 	facts := r.facts
 	facts.Addresses = before

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/testutil/ktest"
 )
@@ -260,5 +262,56 @@ func TestLogOfRefusals(t *testing.T) {
 	want := map[string]int{fmt.Sprintf("%d port-limit", LogQuota): 20, fmt.Sprintf("%d no-block", LogExhausted): 1}
 	if !maps.Equal(seen, want) {
 		t.Errorf("recorded are %v, want %v", seen, want)
+	}
+}
+
+// Nobody reads for ten minutes, in which 1000 blocks a second begin: the ring has a record of each.
+// It takes ten seconds here, since nothing waits for the minutes to pass.
+func TestLogHoldsTenMinutes(t *testing.T) {
+	if testing.Short() {
+		return // TestLogFull has a ring that is full, and what the real one has room for
+	}
+	const want, hosts, atOnce = 10 * 60 * 1000, 4000, 500
+	r := newModelRig(t, false, false) // of aModelRig's ring other tests are to know nothing
+	f := blockFile(rulefile.Blocks{Size: granulePorts, Extra: granulePorts, AtMost: 1}, 4)
+	f.Defaults.Timeouts = rulefile.DefaultTimeouts()
+	f.Log = rulefile.Log{On: true, Record: rulefile.LogBlocks}
+	r.forget(t, f)
+	log := r.withRing(t, LogBytes)
+	open := r.load(t, loadSessionTest).Programs["scatter"]
+	for log.Next() < want {
+		r.forget(t, f)
+		r.applied(t, f, nil)
+		for first := uint32(0); first < hosts && log.Next() < want; first += atOnce {
+			opts := &ebpf.RunOptions{Data: make([]byte, 64), DataOut: make([]byte, 64),
+				Context: &skbContext{Ifindex: uint32(r.in.ifindex), CB: [5]uint32{atOnce, first, 0, 63 * hosts}}}
+			var opened uint32
+			err := r.ns.Do(func() (err error) { opened, err = open.Run(opts); return err })
+			if err != nil || opened != atOnce {
+				t.Fatalf("after %d blocks: %d of %d sessions began: %v", log.Next(), opened, atOnce, err)
+			}
+		}
+	}
+	if lost := log.Lost(); lost.First != 0 {
+		t.Errorf("records were lost: %+v", lost)
+	}
+	next := uint32(0)
+	for records := make([]LogRecord, 0, 4096); ; log.Release() {
+		var err error
+		if records, err = log.Read(records[:0]); err != nil {
+			t.Fatal(err)
+		}
+		if len(records) == 0 {
+			break
+		}
+		for _, rec := range records {
+			if rec.Sequence != next || rec.Kind != LogBlock || rec.Event != LogCreated {
+				t.Fatalf("record %d is %+v", next, rec)
+			}
+			next++
+		}
+	}
+	if next != log.Next() {
+		t.Errorf("%d records are read, want %d", next, log.Next())
 	}
 }

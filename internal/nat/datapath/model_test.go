@@ -368,7 +368,7 @@ func (r *modelRig) freely(f *rulefile.File, rules []rulefile.Rule) []rulefile.Ru
 }
 
 // forget makes the engine one that has seen nothing, with those rules.
-func (r *modelRig) forget(t *testing.T, f *rulefile.File) {
+func (r *modelRig) forget(t testing.TB, f *rulefile.File) {
 	t.Helper()
 	forgetSessions(t, r.maps)
 	forgetMappings(t, r.maps)
