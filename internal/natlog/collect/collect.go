@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -66,6 +67,10 @@ const (
 	// looksForSources: between two looks whether something else translates now.
 	looksForSources = 10 * time.Second
 	looksForKernel  = time.Minute
+
+	// gcPercent of what is in use may be garbage. Most of what is in use is long-lived, what is alive, and a
+	// part of an hour while it becomes a file: twice that would be reserved for garbage that is little.
+	gcPercent = 50
 )
 
 // source is what translates.
@@ -116,6 +121,7 @@ type collector struct {
 
 // Run writes the log until the context ends.
 func Run(ctx context.Context, o Options) (err error) {
+	defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	o.Store.Namespace = o.Namespace.Inode()
 	c := &collector{o: o, rules: control.NewRulesInUse(o.Namespace)}
 	if c.o.openEngine == nil {

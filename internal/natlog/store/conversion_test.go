@@ -3,12 +3,15 @@
 package store
 
 import (
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"natkit/internal/natlog"
 	"natkit/internal/testutil/ktest"
@@ -132,4 +135,32 @@ func TestReadDuringConversion(t *testing.T) {
 		t.Error("other records")
 	}
 	f.must(f.s.Close())
+}
+
+// A journal is read into memory that is asked for once: what natkit log takes at most is of that.
+func TestJournalReadAtOnce(t *testing.T) {
+	path, random := filepath.Join(t.TempDir(), "journal"), rand.New(rand.NewPCG(1, 1))
+	b := natlog.AppendFrame([]byte(natlog.JournalHeader), []natlog.Record{{Event: natlog.Tick, Time: 1}}) // as an hour begins
+	const frames, each = 100, 1000
+	for n := range frames {
+		var records []natlog.Record
+		for i := range each {
+			records = append(records, randomRecord(random, natlog.Micros(1+n*each+i)))
+		}
+		b = natlog.AppendFrame(b, records)
+	}
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	c, err := readJournal(path)
+	runtime.ReadMemStats(&after)
+	if err != nil || len(c.records) != frames*each {
+		t.Fatalf("%d records, %v", len(c.records), err)
+	}
+	need := uint64(len(b)) + uint64(len(c.records))*uint64(unsafe.Sizeof(natlog.Record{}))
+	if took := after.TotalAlloc - before.TotalAlloc; took > need*5/4 {
+		t.Errorf("%d bytes of memory were asked for, of %d that are needed", took, need)
+	}
 }

@@ -151,6 +151,9 @@ type content struct {
 	begun      bool  // the hour's beginning ends in it: nobody was killed before that
 }
 
+// largeFrame is how many records a frame has at least whose length tells how many the rest of a journal has.
+const largeFrame = 256
+
 // readJournal reads a journal as far as it can be read.
 func readJournal(path string) (c content, err error) {
 	b, err := os.ReadFile(path)
@@ -167,11 +170,15 @@ func readJournal(path string) (c content, err error) {
 		return c, fmt.Errorf("read the log's journal %s: %w: it does not begin like one", path, parquet.ErrDamaged)
 	}
 	gaps, rest := natlog.Micros(0), b[len(natlog.JournalHeader):]
-	ticks := 0
+	ticks, roomy := 0, false
 	c.whole = int64(len(b))
 	for len(rest) > 0 {
 		had, before := len(c.records), int64(len(b)-len(rest))
 		c.records, rest, err = natlog.NextFrame(rest, c.records)
+		if n := len(c.records) - had; n >= largeFrame && !roomy {
+			// Room for the others, at once: to grow bit by bit would take several times as much memory.
+			c.records, roomy = slices.Grow(c.records, len(rest)*n/(len(b)-len(rest)-int(before))), true
+		}
 		switch {
 		case errors.Is(err, natlog.ErrTorn):
 			c.torn, c.whole = true, before
