@@ -8,7 +8,8 @@ import (
 	"github.com/google/nftables"
 )
 
-// Docker is a container network on a host, and what is published of it.
+// Docker is a container network of a lab, for which natkit writes the rules that Docker would, and what
+// is published of it. A real Docker is recognised in package probe (owners.go).
 type Docker struct {
 	Bridge  string       // the host's bridge: "docker0"
 	Network netip.Prefix // the containers' addresses
