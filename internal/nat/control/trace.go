@@ -35,6 +35,8 @@ type packetPrograms struct {
 	where  string                     // "tc on eth0, tc on eth1"
 	rules  map[rulefile.RuleID]string // "rule 1 `masquerade: any`"
 
+	creators map[snapshot.TraceTuple]uint64 // when the packet came that created the session of these ends
+
 	accel *datapath.Accelerator
 }
 
@@ -166,7 +168,7 @@ func (r *PacketReader) Forwarded(before, after snapshot.TraceTuple, at uint64) s
 	if s == nil || becomes != after {
 		return ""
 	}
-	return r.describe(s, at)
+	return r.describe(s, before, at)
 }
 
 // Becomes is what a packet's ends become here.
@@ -209,19 +211,42 @@ func ends(s *rulefile.Session) (from, to, reply snapshot.TraceTuple) {
 	return from, to, to.Turned()
 }
 
-// A packet made a session that is not older than it, but for the jiffies that the engine's clock
+// A packet created a session that is not older than it, but for the jiffies that the engine's clock
 // counts, and not much younger.
 const createdBefore, createdWithin = 15 * time.Millisecond, 50 * time.Millisecond
 
-func (r *PacketReader) describe(s *rulefile.Session, at uint64) string {
+// maxCreators bounds what a long trace remembers.
+const maxCreators = 4096
+
+// creates reports whether a packet that was seen at a time created the session of these ends, which
+// began at a time. A short session has all of its packets near its beginning: the first created it.
+func (p *packetPrograms) creates(ends snapshot.TraceTuple, began time.Duration, at uint64) bool {
+	near := func(at uint64) bool {
+		since := began - time.Duration(at)
+		return since > -createdBefore && since < createdWithin
+	}
+	if !near(at) {
+		return false
+	}
+	if by, ok := p.creators[ends]; ok && near(by) {
+		return at <= by
+	}
+	if p.creators == nil || len(p.creators) == maxCreators {
+		p.creators = make(map[snapshot.TraceTuple]uint64)
+	}
+	p.creators[ends] = at
+	return true
+}
+
+func (r *PacketReader) describe(s *rulefile.Session, before snapshot.TraceTuple, at uint64) string {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // it can't fail
-	made := time.Duration(now.Nano()) - time.Duration(s.Age)
+	began := time.Duration(now.Nano()) - time.Duration(s.Age)
 	text := "eBPF engine (" + r.where + ")"
 	if rule := r.rules[s.Rule]; rule != "" {
 		text += ": " + rule
 	}
-	if since := made - time.Duration(at); since > -createdBefore && since < createdWithin {
+	if from, _, _ := ends(s); before == from && r.creates(from, began, at) { // a reply creates none
 		return text + ", session created"
 	}
 	return text + ", session found"
