@@ -4,10 +4,9 @@ package lab
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
-
-	"natkit/internal/words/plural"
 )
 
 // subscriberBits is the length of the carrier's network of subscribers: 1024 of them.
@@ -24,7 +23,7 @@ const subscriberBits = 22
 //	└──────────────────────────┘     └─────────────────────────────────────┘     └────────────────┘
 func planCarrier(o Options) (plan, error) {
 	if o.Clients > 1 {
-		return plan{}, fmt.Errorf("%s: the subscribers are in one namespace", plural.Count(o.Clients, "client"))
+		return plan{}, errors.New("it has one client namespace, which has all subscribers: leave out --clients")
 	}
 	defaults := Addresses{Client: netip.MustParsePrefix("100.64.0.2/20"), Near: netip.MustParseAddr("100.64.0.1")}
 	if o.Addresses.Client == (netip.Prefix{}) {

@@ -72,7 +72,7 @@ func TestOptionsRefused(t *testing.T) {
 		{"loopback", "routed", lab.Options{Addresses: lab.Addresses{Far: prefix("127.0.1.1/24"), Server: addr("127.0.1.2")}}, []string{"far address 127.0.1.1"}},
 		{"no room", "routed", lab.Options{Addresses: lab.Addresses{Client: prefix("10.0.0.1/31"), Near: addr("10.0.0.0")}}, []string{"/30"}},
 		{"no room for clients", "routed", lab.Options{Clients: 2, Addresses: lab.Addresses{Client: prefix("10.0.0.1/30"), Near: addr("10.0.0.2")}}, []string{"2 clients", "10.0.0.0/30"}},
-		{"several carriers", "carrier", lab.Options{Clients: 2}, []string{"one namespace"}},
+		{"several carriers", "carrier", lab.Options{Clients: 2}, []string{"one client namespace", "leave out --clients"}},
 		{"no room for subscribers", "carrier", lab.Options{Addresses: lab.Addresses{Client: prefix("100.64.0.2/22")}}, []string{"100.64.0.0/22", "/20"}},
 		{"broadcast address among subscribers", "carrier", lab.Options{Addresses: lab.Addresses{Client: prefix("100.64.0.2/21")}}, []string{"100.64.0.0/21", "/20"}},
 		{"near among subscribers", "carrier", lab.Options{Addresses: lab.Addresses{Near: addr("100.64.5.1")}}, []string{"100.64.5.1", "100.64.4.0/22"}},

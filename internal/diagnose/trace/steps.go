@@ -299,9 +299,9 @@ func (t *follower) end() End {
 		end.Why = "a fragment: it waits for the others, and what is seen behind reassembly is the packet that they make"
 	case last.Point == snapshot.PointReceived:
 		end.Outcome = Arrived
-		end.Why = "no function of netfilter is met behind that; what follows is not seen"
+		end.Why = "no netfilter function runs after that, so what follows is not seen"
 		if why := t.refused(last.TimeNS); why != "" {
-			end.Outcome, end.Why = Vanished, "no function of netfilter is met behind that; perhaps it was dropped: "+why
+			end.Outcome, end.Why = Vanished, "no netfilter function runs after that; perhaps it was dropped: "+why
 		}
 	default:
 		end.Outcome = Vanished

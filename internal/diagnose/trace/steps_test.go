@@ -30,10 +30,10 @@ func TestEnds(t *testing.T) {
 		want    Outcome
 		why     string
 	}{
-		{"received", four(0), nil, nil, Arrived, "no function of netfilter"},
+		{"received", four(0), nil, nil, Arrived, "no netfilter function"},
 		{"a first fragment", four(0x20), nil, nil, Vanished, "a fragment"},
 		{"a fragment of IPv6", six(44), nil, nil, Vanished, "a fragment"},
-		{"IPv6", six(17), nil, nil, Arrived, "no function of netfilter"},
+		{"IPv6", six(17), nil, nil, Arrived, "no netfilter function"},
 		{"a rule was met", four(0), []snapshot.TraceEvent{rule}, nil, Vanished, "last seen in hook input"},
 		{"a rule dropped it", four(0), []snapshot.TraceEvent{rule, drops}, nil, Died, "ip fw in handle 3"},
 		{"a program dropped some", four(0), nil, droppedOthers{}, Vanished, "perhaps it was dropped: no-port"},

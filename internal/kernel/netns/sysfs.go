@@ -20,7 +20,7 @@ func (h *Handle) DoWithSys(fn func() error) error {
 	}
 	return OnNewThread(func() error {
 		if err := unix.Setns(h.Fd(), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("show the devices of %s in /sys: %w", h.label(), err)
+			return fmt.Errorf("show in /sys the devices of %s: %w", h.label(), err)
 		}
 		err := OwnMounts()
 		if err == nil {

@@ -54,7 +54,7 @@ const (
 // softwareKinds are devices whose packets are already (or still) the stack's own:
 // segmentation offload is lost and partial checksums break when XDP takes them.
 var softwareKinds = map[string]string{
-	"veth":   "veth loses segmentation offload under XDP, and packets that its own end made have no checksum yet",
+	"veth":   "veth loses segmentation offload under XDP, and packets made at its other end have no checksum yet",
 	"bridge": "a bridge has no XDP of its own", "tuntap": "a tunnel or tap device hands over unfinished packets",
 	"dummy": "no packet comes in here", "vlan": "a VLAN device has no XDP of its own", "macvlan": "macvlan has no XDP of its own",
 	"ipvlan": "ipvlan has no XDP of its own", "bond": "XDP on a bond depends on all its ports",

@@ -305,7 +305,7 @@ func (e *explanation) choose(stage Stage, ask func(*Rule) verdict) *Rule {
 			add(a.rule, true, a.what)
 			continue
 		}
-		add(a.rule, false, fmt.Sprintf("%s: less special", a.what))
+		add(a.rule, false, fmt.Sprintf("%s: less specific", a.what))
 	}
 	if len(hold) == 0 {
 		e.say(stage, "no rule")
@@ -348,7 +348,7 @@ const (
 func (e *explanation) destines(r *Rule) verdict {
 	switch a := r.Action.(type) {
 	case Map:
-		v := verdict{about: a.Outside.Contains(e.p.Destination), what: fmt.Sprintf("its prefix has %d bits", a.Outside.Bits())}
+		v := verdict{about: a.Outside.Contains(e.p.Destination), what: fmt.Sprintf("its prefix is /%d", a.Outside.Bits())}
 		bound := e.f.mapFrom(r) != "" || r.Out != ""
 		v.rank = [4]int{byPrefix, truthRank(bound), 0, a.Outside.Bits()}
 		if bound {
@@ -404,7 +404,7 @@ func (e *explanation) hides(r *Rule, way string) verdict {
 	if !ok {
 		return verdict{}
 	}
-	v := verdict{about: source.Contains(e.p.Source), what: fmt.Sprintf("its prefix has %d bits", source.Bits())}
+	v := verdict{about: source.Contains(e.p.Source), what: fmt.Sprintf("its prefix is /%d", source.Bits())}
 	v.rank = [4]int{truthRank(r.Out != ""), truthRank(r.In != ""), source.Bits()}
 	if r.In != "" {
 		v.what += ", bound to the ingress interface " + r.In

@@ -104,13 +104,13 @@ func TestExplain(t *testing.T) {
 exclude: no rule
 destination: no rule
 route: 192.0.2.1 is reached by eth0
-source: APPLIES 7 snat: 192.168.0.2, to: 100.100.100.100: its prefix has 32 bits
-source: 6 masquerade: 192.168.0.0/16: its prefix has 16 bits: less special
+source: APPLIES 7 snat: 192.168.0.2, to: 100.100.100.100: its prefix is /32
+source: 6 masquerade: 192.168.0.0/16: its prefix is /16: less specific
 result: source becomes 100.100.100.100, the destination stays`},
 		{"tcp 192.0.2.1:4000 -> 100.100.100.100:8080 in eth0", `
 exclude: no rule
 destination: APPLIES 13 dnat: tcp 100.100.100.100:8080, to: [172.17.0.2:80, 172.17.0.3:80]: the port
-destination: 15 dnat: tcp 100.100.100.100:8000-8099, to: 172.17.0.4:9000-9099: the range of ports: less special
+destination: 15 dnat: tcp 100.100.100.100:8000-8099, to: 172.17.0.4:9000-9099: the range of ports: less specific
 destination: 17 dnat: tcp 100.100.100.100:8080, to: 172.17.0.5:80, in: docker0: it is bound to docker0
 route: 172.17.0.2 is reached by docker0
 source: no rule
@@ -123,19 +123,19 @@ source: no rule
 result: destination becomes one of 172.17.0.6:443 (9 of 10), 172.17.0.7:443 (1 of 10) (the client's address chooses), the source stays`},
 		{"tcp 192.0.2.1:4000 -> 172.18.0.7:443 in eth0", `
 exclude: no rule
-destination: APPLIES 28 map: 172.18.0.0/24 <-> 172.18.0.0/24: its prefix has 24 bits
+destination: APPLIES 28 map: 172.18.0.0/24 <-> 172.18.0.0/24: its prefix is /24
 route: 172.18.0.7 is reached by docker0
 result: source and destination stay: its session is tracked, not translated`},
 		{"tcp 172.18.0.7:4000 -> 192.0.2.1:443 in docker0", `
 exclude: no rule
 destination: no rule
 route: 192.0.2.1 is reached by eth0
-source: APPLIES 28 map: 172.18.0.0/24 <-> 172.18.0.0/24: its prefix has 24 bits
+source: APPLIES 28 map: 172.18.0.0/24 <-> 172.18.0.0/24: its prefix is /24
 source: 11 masquerade: 172.16.0.0/12, out: eth1: it is bound to the egress interface eth1
 result: source and destination stay: its session is tracked, not translated`},
 		{"tcp 192.168.0.7:4000 -> 172.18.0.7:443 in eth1", `
 exclude: no rule
-destination: APPLIES 28 map: 172.18.0.0/24 <-> 172.18.0.0/24: its prefix has 24 bits
+destination: APPLIES 28 map: 172.18.0.0/24 <-> 172.18.0.0/24: its prefix is /24
 route: 172.18.0.7 is reached by docker0
 source: no rule
 source: 6 masquerade: 192.168.0.0/16: without out it holds for outside interfaces, and docker0 is none
@@ -147,18 +147,18 @@ destination: 13 dnat: tcp 100.100.100.100:8080, to: [172.17.0.2:80, 172.17.0.3:8
 destination: 17 dnat: tcp 100.100.100.100:8080, to: 172.17.0.5:80, in: docker0: another port
 route: 172.17.0.4 is reached by docker0
 route: from inside to inside by an external address (hairpin): the source rules of eth0 hold, where 100.100.100.100 is, and not those of docker0
-source: APPLIES 6 masquerade: 192.168.0.0/16: its prefix has 16 bits
+source: APPLIES 6 masquerade: 192.168.0.0/16: its prefix is /16
 result: destination becomes 172.17.0.4:9090, source becomes the address of eth0`},
 		{"icmp 192.168.0.9:77 -> 192.0.2.1 in eth1", `
 exclude: no rule
 destination: no rule
 route: 192.0.2.1 is reached by eth0
-source: APPLIES 22 map: 192.168.0.9 <-> 100.100.100.101: its prefix has 32 bits
-source: 6 masquerade: 192.168.0.0/16: its prefix has 16 bits: less special
+source: APPLIES 22 map: 192.168.0.9 <-> 100.100.100.101: its prefix is /32
+source: 6 masquerade: 192.168.0.0/16: its prefix is /16: less specific
 result: source becomes 100.100.100.101, the destination stays`},
 		{"gre 192.0.2.1 -> 100.100.100.101 in eth0", `
 exclude: no rule
-destination: APPLIES 22 map: 192.168.0.9 <-> 100.100.100.101: its prefix has 32 bits
+destination: APPLIES 22 map: 192.168.0.9 <-> 100.100.100.101: its prefix is /32
 route: 192.168.0.9 is reached by eth1
 source: no rule
 result: destination becomes 192.168.0.9, the source stays`},
@@ -170,8 +170,8 @@ exclude: no rule
 exclude: 24 exclude: udp 192.168.0.0/16 -> 11.0.0.0/8:53: another port
 destination: no rule
 route: 11.1.1.1 is reached by eth0
-source: APPLIES 9 snat: 192.168.3.0/24, to: whole: its prefix has 24 bits
-source: 6 masquerade: 192.168.0.0/16: its prefix has 16 bits: less special
+source: APPLIES 9 snat: 192.168.3.0/24, to: whole: its prefix is /24
+source: 6 masquerade: 192.168.0.0/16: its prefix is /16: less specific
 result: source becomes an address of its own from pool whole, the destination stays`},
 		{"tcp 172.17.0.2:4000 -> 192.0.2.1:80 in docker0", `
 exclude: no rule

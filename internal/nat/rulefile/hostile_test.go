@@ -81,7 +81,7 @@ var hostile = []struct{ text, want string }{
 	{strings.Repeat("- ", 1000), `lists and keys nested more than 16 deep`},
 	{"inside: |x\n x", `a rule file has no values of several lines`},
 	// keys and values
-	{"insid: eth1\noutside: eth0", `1:1: unknown key "insid" in a rule file: there are inside, outside, pools, defaults, limits, subscribers, pcp, log, rules; did you mean inside?`},
+	{"insid: eth1\noutside: eth0", `1:1: unknown key "insid" in a rule file; known keys: inside, outside, pools, defaults, limits, subscribers, pcp, log, rules; did you mean inside?`},
 	{"inside: eth1\noutside: eth0\nRules: []", `did you mean rules?`},
 	{"inside: eth1\noutside: eth0\npools: {a: {adresses: 10.0.0.1}}", `did you mean addresses?`},
 	{"inside: eth1\noutside: eth0\ndefaults: {timeouts: {tcp-established: 3h}}", `did you mean tcp_established?`},

@@ -270,7 +270,7 @@ func (r *reader) word(n *yaml.Node, what string) string {
 }
 
 func (r *reader) unknown(e entry, what string, keys ...string) {
-	r.fail(e.key, "unknown key %q in %s: there are %s%s", e.name, what, strings.Join(keys, ", "), didYouMean(e.name, keys))
+	r.fail(e.key, "unknown key %q in %s; known keys: %s%s", e.name, what, strings.Join(keys, ", "), didYouMean(e.name, keys))
 }
 
 // --- the file ----------------------------------------------------------------------
@@ -526,7 +526,7 @@ func (r *reader) rule(n *yaml.Node) {
 	kinds := slices.IndexFunc(entries, func(e entry) bool { return ruleKeys[e.name] != nil })
 	if kinds < 0 {
 		if len(entries) > 0 {
-			r.fail(entries[0].key, "a rule needs one of the keys %s: %q alone is none%s", strings.Join(ruleKinds, ", "), entries[0].name, didYouMean(entries[0].name, ruleKinds))
+			r.fail(entries[0].key, "a rule needs one of the keys %s; %q is none of them%s", strings.Join(ruleKinds, ", "), entries[0].name, didYouMean(entries[0].name, ruleKinds))
 		} else if r.count == before {
 			r.fail(n, "a rule needs one of the keys %s", strings.Join(ruleKinds, ", "))
 		}

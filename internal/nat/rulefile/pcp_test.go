@@ -44,8 +44,8 @@ func TestPCPProblems(t *testing.T) {
 		{"on: [eth1, eth2], ", "", "f:3:6: pcp needs the key on: inside interfaces whose hosts may ask for mappings, as in {on: [eth1]}"},
 		{"min: 5m", "min: 3h", "f:3:35: lifetime: min is 10800s and max 7200s, which is less"},
 		{"max: 2h", "max: 240h", "f:3:50: max is at most 604800s, and not 864000s"},
-		{"lifetime:", "lifetimes:", `f:3:25: unknown key "lifetimes" in pcp: there are on, lifetime, mappings_per_subscriber; did you mean lifetime?`},
-		{"min:", "mni:", `f:3:36: unknown key "mni" in lifetime: there are min, max; did you mean min?`},
+		{"lifetime:", "lifetimes:", `f:3:25: unknown key "lifetimes" in pcp; known keys: on, lifetime, mappings_per_subscriber; did you mean lifetime?`},
+		{"min:", "mni:", `f:3:36: unknown key "mni" in lifetime; known keys: min, max; did you mean min?`},
 		{"subscriber: 8", "subscriber: x", `f:3:80: mappings_per_subscriber is a number from 0 to 65536, and not "x"`},
 	} {
 		_, err := Parse("f", []byte(strings.Replace(asking, c.old, c.new, 1)))

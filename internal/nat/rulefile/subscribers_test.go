@@ -65,7 +65,7 @@ func TestSubscriberProblems(t *testing.T) {
 		{"{of: 10.1.2.0/24}", "{ports: 3}", "f:11:5: class lab has no key of, which names its internal addresses; those in no class are in class default"},
 		{"default: {", "default: {of: 10.0.0.0/8, ", "f:9:19: class default has all that are in no other class: it has no key of"},
 		{"new_per_second: 50, ", "", "f:9:44: burst belongs to new_per_second, which class default does not have"},
-		{"burst: 200", "brust: 200", `f:9:64: unknown key "brust" in a class: there are of, ports, sessions, new_per_second, burst; did you mean burst?`},
+		{"burst: 200", "brust: 200", `f:9:64: unknown key "brust" in a class; known keys: of, ports, sessions, new_per_second, burst; did you mean burst?`},
 		{"size: 512", "size: 500", "f:4:51: size is a power of two from 64 to 4096, and not 500"},
 		{"at_most: 3", "at_most: 8", `f:4:77: at_most is a number from 0 to 7, and not "8"`},
 		{"{size: 1024}", "{extra: 1024}", "f:5:62: blocks need a size, as in {size: 512}"},

@@ -284,6 +284,9 @@ func nothingWrong(s *snapshot.Snapshot, unjudged []causes.Unjudged) string {
 	if ct := s.Conntrack; ct != nil {
 		add(true, "the conntrack table (%s)", entriesOf(ct))
 	}
+	if e := s.Engine; e.Tracks() {
+		add(true, "the eBPF engine (%d of %s)", e.Sessions, plural.Count(e.SessionsMax, "session"))
+	}
 	add(s.Drops != nil, "dropped packets")
 	add(s.Counters != nil, "the stack's counters")
 	add(s.Sysctls != nil, "%s", plural.Count(len(s.Sysctls), "setting"))

@@ -114,7 +114,7 @@ func NATStatusText(w io.Writer, s *control.Status) error {
 	if v := s.Serve; v != nil {
 		fmt.Fprintf(&b, "natkit serve (process %d, since %s) keeps it in line with %s\n", v.Process, v.Since.Format(time.DateTime), v.File)
 	} else {
-		b.WriteString("no natkit serve runs: packets do not need it; changes of the file, and of interfaces and masquerade addresses, take effect with natkit apply\n")
+		b.WriteString("natkit serve is not running: packets do not need it, but changes of the file, of interfaces and of masquerade addresses take effect only with natkit apply\n")
 	}
 	t := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	for _, l := range s.Interfaces {
@@ -159,7 +159,7 @@ func natCounts(b *strings.Builder, s *control.Status) {
 		}
 		fmt.Fprintf(b, "%s\n", map[string]string{
 			"translated": "packets translated", "dropped": "packets dropped",
-			"passed": "packets passed to the stack, unchanged", "counted": "besides",
+			"passed": "packets passed to the stack, unchanged", "counted": "also counted",
 		}[kind])
 		slices.SortStableFunc(rows, func(x, y rulefile.ReasonInfo) int { return int(s.Stats.Reasons[y.Name]) - int(s.Stats.Reasons[x.Name]) })
 		t := tabwriter.NewWriter(b, 0, 8, 2, ' ', 0)
@@ -177,7 +177,7 @@ func natKind(a control.AddressStatus) string {
 	case a.Drains:
 		return "drained: nothing new is given from it" + natRemaining(a)
 	case a.Masquerade:
-		return "the interface's"
+		return "address of the interface"
 	case a.OneToOne:
 		return "given whole"
 	}
@@ -315,7 +315,7 @@ func (x *NATExplanation) Text(w io.Writer) error {
 		fmt.Fprintf(&b, "pool %s: block %d of subscriber %s is %s ports %d-%d\n", c.Pool, c.Number, c.Subscriber, c.Address, c.FirstPort, c.LastPort)
 	}
 	if len(x.Blocks)+len(x.Steps) == 0 {
-		b.WriteString("no port block follows from the rules: natkit who asks the log\n")
+		b.WriteString("no port block follows from the rules: natkit who searches the log\n")
 	}
 	var last rulefile.Stage
 	for _, s := range x.Steps {

@@ -182,7 +182,7 @@ func portStyle(share float64) style {
 }
 
 func portUse(m *live.Moment) table {
-	t := table{title: "SNAT ports", columns: []column{{name: "outside→destination"}, {name: "used", right: true}, {name: "of", right: true, zoom: true},
+	t := table{title: "SNAT ports", columns: []column{{name: "external→destination"}, {name: "used", right: true}, {name: "of", right: true, zoom: true},
 		{name: "share", right: true}, {name: "proto", zoom: true}, {name: "ports seen", zoom: true}}}
 	dump, why := tableOf(m)
 	t.empty = why
