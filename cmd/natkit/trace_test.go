@@ -120,7 +120,8 @@ func traceLab(t *testing.T) *lab.Lab {
 	t.Helper()
 	ktest.Root(t)
 	// Addresses that no other test has: a trace sees the machines of all of them.
-	addresses := lab.Addresses{Client: netip.MustParsePrefix("10.83.7.2/24"), Near: netip.MustParseAddr("10.83.7.1")}
+	addresses := lab.Addresses{Client: netip.MustParsePrefix("10.83.7.2/24"), Near: netip.MustParseAddr("10.83.7.1"),
+		Far: netip.MustParsePrefix("198.19.83.1/24"), Server: netip.MustParseAddr("198.19.83.2")}
 	l, err := lab.Up(t.Context(), "routed", lab.Options{Name: ktest.Name(t), Owned: true, Addresses: addresses})
 	if err != nil {
 		t.Fatal(err)
