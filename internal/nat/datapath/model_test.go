@@ -73,7 +73,7 @@ func TestRandomPacketsOfSubscribers(t *testing.T) {
 	r.tight = true
 	clear(r.count)
 	defer func() { r.tight = false; clear(r.count) }()
-	packets := number(t, "NATKIT_PACKETS", 3000)
+	packets := number(t, "NATKIT_PACKETS", 5000)
 	for n, seed := 0, uint64(number(t, "NATKIT_SEED", 1)); n < packets; seed++ {
 		n += r.sequence(t, seed, min(packets-n, 500))
 		if t.Failed() {
@@ -100,7 +100,7 @@ func (r *modelRig) packets(t *testing.T) {
 	clear(r.count)
 	clear(r.errors)
 	r.onXDP = 0
-	packets, seed := number(t, "NATKIT_PACKETS", 3000), uint64(number(t, "NATKIT_SEED", 1))
+	packets, seed := number(t, "NATKIT_PACKETS", 5000), uint64(number(t, "NATKIT_SEED", 1))
 	for n := 0; n < packets; seed++ {
 		n += r.sequence(t, seed, min(packets-n, 1000))
 		if t.Failed() {
