@@ -239,8 +239,9 @@ func (t *packetTap) watch(enough int, devices *os.File) {
 	}
 }
 
-// devicePackets is how many packets all interfaces of a namespace have received and sent, by an open /proc/net/dev.
-func devicePackets(devices *os.File) (n uint64) {
+// devicePackets is how many packets all interfaces of a namespace have received and sent, by an open /proc/net/dev. It falls
+// when an interface goes.
+func devicePackets(devices *os.File) (n int64) {
 	if devices == nil {
 		return 0
 	}
@@ -250,7 +251,7 @@ func devicePackets(devices *os.File) (n uint64) {
 		_, counters, ok := bytes.Cut(line, []byte(":"))
 		if fields := bytes.Fields(counters); ok && len(fields) > 9 {
 			for _, i := range []int{1, 9} { // received, sent
-				count, _ := strconv.ParseUint(string(fields[i]), 10, 64)
+				count, _ := strconv.ParseInt(string(fields[i]), 10, 64)
 				n += count
 			}
 		}
