@@ -176,8 +176,10 @@ func readJournal(path string) (c content, err error) {
 		had, before := len(c.records), int64(len(b)-len(rest))
 		c.records, rest, err = natlog.NextFrame(rest, c.records)
 		if n := len(c.records) - had; n >= largeFrame && !roomy {
-			// Room for the others, at once: to grow bit by bit would take several times as much memory.
-			c.records, roomy = slices.Grow(c.records, len(rest)*n/(len(b)-len(rest)-int(before))), true
+			// Room for the others, at once: to grow bit by bit would take several times as much memory,
+			// and slices.Grow asks for it twice under the race detector.
+			more := len(rest) * n / (len(b) - len(rest) - int(before))
+			c.records, roomy = append(make([]natlog.Record, 0, len(c.records)+more), c.records...), true
 		}
 		switch {
 		case errors.Is(err, natlog.ErrTorn):
