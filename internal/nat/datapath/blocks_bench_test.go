@@ -3,7 +3,6 @@
 package datapath
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -33,14 +32,7 @@ func BenchmarkBlockChoice(b *testing.B) {
 	open := r.load(b, loadSessionTest).Programs["scatter"]
 	var inner [addresses]*ebpf.Map
 	for i := range inner {
-		var id ebpf.MapID
-		err := r.maps["blocks"].Lookup(uint32(i), &id)
-		if err == nil {
-			inner[i], err = ebpf.NewMapFromID(id)
-		}
-		if err != nil {
-			b.Fatal(err)
-		}
+		inner[i] = r.inner(b, "blocks", uint32(i))
 		defer inner[i].Close()
 	}
 	shares := []float64{0, 50, 90, 99, 99.9}
@@ -76,14 +68,11 @@ func BenchmarkBlockChoice(b *testing.B) {
 			b.Fatal(err)
 		}
 		// Sessions that follow each other are of hosts that do not.
-		opts := &ebpf.RunOptions{Data: make([]byte, 64), DataOut: make([]byte, 64),
-			Context: &skbContext{Ifindex: uint32(r.in.ifindex), CB: [5]uint32{subscribers, 0, 0, 63 * 4096}}}
-		var opened uint32
-		err := r.ns.Do(func() (err error) { opened, err = open.Run(opts); return err })
-		if got := len(entries[abiNatSourceKey, abiNatSource](b, r.maps["sources"])); err != nil || opened != subscribers || got != subscribers {
-			b.Fatalf("%v %%: opened %d of %d sessions, of %d subscribers: %v", shares[share], opened, subscribers, got, err)
+		opened, ns := r.scatter(b, open, subscribers, 0, 0, 63*4096)
+		if got := len(entries[abiNatSourceKey, abiNatSource](b, r.maps["sources"])); opened != subscribers || got != subscribers {
+			b.Fatalf("%v %%: opened %d of %d sessions, of %d subscribers", shares[share], opened, subscribers, got)
 		}
-		return float64(binary.NativeEndian.Uint64(opts.DataOut)) / subscribers
+		return ns / subscribers
 	}
 	medians := make([][]float64, len(shares))
 	for range b.N {

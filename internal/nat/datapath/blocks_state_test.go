@@ -37,14 +37,7 @@ func blockFile(blocks rulefile.Blocks, addresses int) *rulefile.File {
 // blocksIn reads the blocks of an address.
 func (r *modelRig) blocksIn(t *testing.T, index uint32) *abiNatBlocks {
 	t.Helper()
-	var id ebpf.MapID
-	if err := r.maps["blocks"].Lookup(index, &id); err != nil {
-		t.Fatal(err)
-	}
-	m, err := ebpf.NewMapFromID(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := r.inner(t, "blocks", index)
 	defer m.Close()
 	b := &abiNatBlocks{}
 	if err := m.Lookup(uint32(0), b); err != nil {
@@ -528,7 +521,7 @@ func TestFromBlocksByOtherAddresses(t *testing.T) {
 			continue
 		}
 		for class := range rulefile.Class(rulefile.PortClasses) {
-			if n := r.freePorts(t, uint32(a.Index), class); n != 65536-1024 {
+			if n := r.freePorts(t, uint32(a.Index), abiNatClass(class)); n != 65536-1024 {
 				t.Errorf("%s has %d ports of class %d", a.Addr, n, class)
 			}
 		}

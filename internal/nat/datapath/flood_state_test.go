@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"natkit/internal/nat/rulefile"
 )
 
@@ -105,25 +103,6 @@ func TestFloodOfOne(t *testing.T) {
 	}
 }
 
-// freePorts is how many ports of a class the address of that index has left.
-func (r *modelRig) freePorts(t *testing.T, index uint32, class rulefile.Class) int {
-	t.Helper()
-	var id ebpf.MapID
-	if err := r.maps["free_ports"].Lookup(index, &id); err != nil {
-		t.Fatal(err)
-	}
-	m, err := ebpf.NewMapFromID(id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	ports := &abiNatPorts{}
-	if err := m.Lookup(uint32(class), ports); err != nil {
-		t.Fatal(err)
-	}
-	return int(ports.Free)
-}
-
 // floodRules are subscribers with one limit, of sessions, who share an address and let everybody in.
 func floodRules(sessions int) *rulefile.File {
 	f := blockFile(rulefile.Blocks{}, 1)
@@ -200,6 +179,12 @@ func TestFloods(t *testing.T) {
 	}
 	echo := func(host netip.Addr, id uint16) netip.AddrPort { return at(host, id) }
 	type opener func(modelPacket) netip.AddrPort // gives the external endpoint
+	fullReceiver := func(open opener) (external netip.AddrPort) {
+		for n := range sessions {
+			external = open(out(rulefile.UDP, at(receiver, 5000), remote(n)))
+		}
+		return external
+	}
 	for _, way := range []struct {
 		name   string
 		class  rulefile.Class
@@ -245,12 +230,7 @@ func TestFloods(t *testing.T) {
 				return out(rulefile.UDP, at(flooder, uint16(6000+n)), external)
 			}},
 		{name: "hairpin to a host that has all of its sessions", class: rulefile.ClassUDP,
-			begin: func(open opener) (external netip.AddrPort) {
-				for n := range sessions {
-					external = open(out(rulefile.UDP, at(receiver, 5000), remote(n)))
-				}
-				return external
-			},
+			begin: fullReceiver,
 			flood: func(n int, external netip.AddrPort) modelPacket {
 				return out(rulefile.UDP, at(flooder, uint16(6000+n)), external)
 			}},
@@ -261,12 +241,7 @@ func TestFloods(t *testing.T) {
 				own.Mapping[rulefile.ClassUDP] = rulefile.AddressAndPortDependent
 				f.Rules = append(f.Rules, own)
 			},
-			begin: func(open opener) (external netip.AddrPort) {
-				for n := range sessions {
-					external = open(out(rulefile.UDP, at(receiver, 5000), remote(n)))
-				}
-				return external
-			},
+			begin: fullReceiver,
 			flood: func(n int, external netip.AddrPort) modelPacket {
 				return out(rulefile.UDP, at(flooder, uint16(6000+n)), external)
 			},
@@ -295,7 +270,7 @@ func TestFloods(t *testing.T) {
 			if way.begin != nil {
 				external = way.begin(open)
 			}
-			before, ports := r.reach(t), r.freePorts(t, index, way.class)
+			before, ports := r.reach(t), r.freePorts(t, index, abiNatClass(way.class))
 			counts := map[abiNatReason]int{}
 			for n := range packets {
 				saw, err := r.send(t, way.flood(n, external))
@@ -308,7 +283,7 @@ func TestFloods(t *testing.T) {
 			if opened > sessions || opened+counts[abiNatReasonNAT_DROP_SOURCE_LIMIT]+counts[abiNatReasonNAT_DROP_FILTERED] != packets {
 				t.Errorf("the flood ended as %v, want at most %d sessions", counts, sessions)
 			}
-			if took := ports - r.freePorts(t, index, way.class); took > sessions {
+			if took := ports - r.freePorts(t, index, abiNatClass(way.class)); took > sessions {
 				t.Errorf("the flood took %d ports", took)
 			}
 			if n := len(entries[abiNatFilterKey, abiNatFilterEntry](t, r.maps["filter_entries"])); n > sessions+1 {

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/testutil/ktest"
 )
@@ -283,12 +281,8 @@ func TestLogHoldsTenMinutes(t *testing.T) {
 		r.forget(t, f)
 		r.applied(t, f, nil)
 		for first := uint32(0); first < hosts && log.Next() < want; first += atOnce {
-			opts := &ebpf.RunOptions{Data: make([]byte, 64), DataOut: make([]byte, 64),
-				Context: &skbContext{Ifindex: uint32(r.in.ifindex), CB: [5]uint32{atOnce, first, 0, 63 * hosts}}}
-			var opened uint32
-			err := r.ns.Do(func() (err error) { opened, err = open.Run(opts); return err })
-			if err != nil || opened != atOnce {
-				t.Fatalf("after %d blocks: %d of %d sessions began: %v", log.Next(), opened, atOnce, err)
+			if opened, _ := r.scatter(t, open, atOnce, first, 0, 63*hosts); opened != atOnce {
+				t.Fatalf("after %d blocks: %d of %d sessions began", log.Next(), opened, atOnce)
 			}
 		}
 	}

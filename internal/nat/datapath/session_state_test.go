@@ -847,15 +847,22 @@ func (g *gateway) held(t testing.TB) references {
 	return r
 }
 
-func (g *gateway) freePorts(t testing.TB, address uint32, class abiNatClass) int {
+// inner is one of the maps in a map.
+func (r *rig) inner(t testing.TB, name string, index uint32) (m *ebpf.Map) {
 	t.Helper()
-	var inner *ebpf.Map
-	if err := g.maps["free_ports"].Lookup(address, &inner); err != nil {
+	if err := r.maps[name].Lookup(index, &m); err != nil {
 		t.Fatal(err)
 	}
-	defer inner.Close()
+	return m
+}
+
+// freePorts is how many ports of a class an address has left.
+func (r *rig) freePorts(t testing.TB, address uint32, class abiNatClass) int {
+	t.Helper()
+	m := r.inner(t, "free_ports", address)
+	defer m.Close()
 	var p abiNatPorts
-	if err := inner.Lookup(uint32(class), &p); err != nil {
+	if err := m.Lookup(uint32(class), &p); err != nil {
 		t.Fatal(err)
 	}
 	return int(p.Free)
@@ -1132,18 +1139,27 @@ func (c *crowd) load(b *testing.B, load func() (*ebpf.CollectionSpec, error), kn
 	}, known)
 }
 
+// scatter has that program open count sessions of all, from number first on; after others come before them. It
+// returns how many were opened, and what that took in nanoseconds.
+func (r *rig) scatter(t testing.TB, program *ebpf.Program, count, first, after, all uint32) (opened uint32, ns float64) {
+	t.Helper()
+	opts := &ebpf.RunOptions{Data: make([]byte, 64), DataOut: make([]byte, 64),
+		Context: &skbContext{Ifindex: uint32(r.in.ifindex), CB: [5]uint32{count, first, after, all}}}
+	if err := r.ns.Do(func() (err error) { opened, err = program.Run(opts); return err }); err != nil {
+		t.Fatal(err)
+	}
+	return opened, float64(binary.NativeEndian.Uint64(opts.DataOut))
+}
+
 // open opens so many sessions that come after others, and returns what one of them took in
 // each run of the program, in nanoseconds.
 func (c *crowd) open(b *testing.B, after, sessions uint32) (took []float64) {
 	for n := range sessions / crowdBatch {
-		opts := &ebpf.RunOptions{Data: make([]byte, 64), DataOut: make([]byte, 64),
-			Context: &skbContext{Ifindex: uint32(c.in.ifindex), CB: [5]uint32{crowdBatch, n * crowdBatch, after, sessions}}}
-		var opened uint32
-		err := c.ns.Do(func() (err error) { opened, err = c.Programs["scatter"].Run(opts); return err })
-		if err != nil || opened == 0 || opened > crowdBatch {
-			b.Fatalf("opened %d of %d: %v", opened, crowdBatch, err)
+		opened, ns := c.scatter(b, c.Programs["scatter"], crowdBatch, n*crowdBatch, after, sessions)
+		if opened == 0 || opened > crowdBatch {
+			b.Fatalf("opened %d of %d", opened, crowdBatch)
 		}
-		took = append(took, float64(binary.NativeEndian.Uint64(opts.DataOut))/crowdBatch)
+		took = append(took, ns/crowdBatch)
 	}
 	return took
 }
