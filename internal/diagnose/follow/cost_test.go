@@ -95,7 +95,7 @@ func runs(t *testing.T) map[string]uint64 {
 }
 
 // besideBenchmark is what runs beside a benchmark: a trace of a flow that never comes.
-var besideBenchmark = map[string]func(begun func(), done <-chan struct{}) error{
+var besideBenchmark = beside.Programs{
 	attached: func(begun func(), done <-chan struct{}) error { return neverComes(false, begun, done) },
 	waiting:  func(begun func(), done <-chan struct{}) error { return neverComes(true, begun, done) },
 }

@@ -4,21 +4,12 @@ package monitor
 
 import (
 	"context"
-	"os"
 	"testing"
 	"time"
 
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/testutil/beside"
-	"natkit/internal/testutil/ktest"
 )
-
-func TestMain(m *testing.M) {
-	if beside.Main(besideBenchmark) {
-		return
-	}
-	os.Exit(ktest.OwnMachine(m))
-}
 
 // BenchmarkForwarding is what a monitor costs packets that are forwarded: between two examinations, and while all namespaces
 // on their path are examined, which the host's is for one interval of six, others for one of thirty.
@@ -29,7 +20,7 @@ func BenchmarkForwarding(b *testing.B) {
 }
 
 // besideBenchmark is what runs beside it: rounds as a monitor makes them.
-var besideBenchmark = map[string]func(begun func(), done <-chan struct{}) error{
+var besideBenchmark = beside.Programs{
 	sampled:  func(begun func(), done <-chan struct{}) error { return rounds(false, begun, done) },
 	examined: func(begun func(), done <-chan struct{}) error { return rounds(true, begun, done) },
 }
@@ -50,18 +41,20 @@ func rounds(examine bool, begun func(), done <-chan struct{}) error {
 		<-done
 		stop()
 	}()
-	o := probe.RoundOptions{Window: 100 * time.Millisecond} // the first lists the namespaces
+	if _, err := s.Round(ctx, probe.RoundOptions{Window: 100 * time.Millisecond}); err != nil { // it lists the namespaces
+		return err
+	}
+	begun()
 	for ctx.Err() == nil {
-		if _, err := s.Round(ctx, o); err != nil {
-			return err
-		}
-		o = probe.RoundOptions{Window: 10 * time.Second}
+		o := probe.RoundOptions{Window: 10 * time.Second}
 		for _, ns := range s.Namespaces() {
 			if examine {
 				o.Looks = append(o.Looks, probe.Want{Inode: ns.Inode})
 			}
 		}
-		begun()
+		if _, err := s.Round(ctx, o); err != nil {
+			return err
+		}
 	}
 	return nil
 }

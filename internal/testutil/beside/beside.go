@@ -26,9 +26,11 @@ import (
 // program is set in a process that runs beside a benchmark: to its name.
 const program = "NATKIT_BESIDE"
 
-// Main runs one of the programs if this process is to be one of them, and says so: a test binary calls it first. Each says
-// that it has begun and goes on until done is closed.
-func Main(programs map[string]func(begun func(), done <-chan struct{}) error) (ran bool) {
+// Programs are what can run beside a benchmark. Each says once that it has begun, and goes on until done is closed.
+type Programs map[string]func(begun func(), done <-chan struct{}) error
+
+// Main runs one of the programs if this process is to be one of them, and says so: a test binary calls it first.
+func Main(programs Programs) (ran bool) {
 	run := programs[os.Getenv(program)]
 	if run == nil {
 		return false
