@@ -245,7 +245,7 @@ func (w *wire) logOfFlows(accelerated, destinations bool) (has []string) {
 	late := time.Now()
 	for time.Since(late) < 2*udpTimeout { // they live longer than a time-out
 		w.talk(all)
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // a pace: flat out, four pairs of hosts would take the processors from the logs
 	}
 	if accelerated {
 		if now := w.accelStats().Reasons["forwarded"]; now < forwarded+100 {

@@ -171,7 +171,7 @@ func (w *wire) asked(dir string, end netip.AddrPort, at natlog.Micros) store.Ans
 }
 
 // Blocks begin and end, 1000 records a second, while natkit log is killed and starts again a minute later
-// (with -short 4 s). Then it has each block that is alive as the engine's tables have it, and no other; who
+// (with -short ten seconds). Then it has each block that is alive as the engine's tables have it, and no other; who
 // had which before is right; and what found no room in the ring is a gap with its times. With the ring
 // as it is there is none.
 func TestLogKilledUnderLoad(t *testing.T) {
@@ -198,16 +198,16 @@ func TestLogKilledUnderLoad(t *testing.T) {
 			t.Parallel() // most of the time is waiting
 			end := w.logs(dir)
 			quiet := w.crowd()
-			time.Sleep(6 * time.Second) // longer than a block lives: as many end as begin
+			time.Sleep(6 * time.Second) // longer than a block lives, so that as many end as begin: the load is what is to last
 			end(unix.SIGKILL)
 			killed := time.Now()
-			time.Sleep(away)
+			time.Sleep(away) // what the test is about: nobody reads for so long
 			before, restarted := w.blocks(), time.Now()
 			end = w.logs(dir)
 			at, after := time.Now(), w.blocks()
-			time.Sleep(3 * time.Second) // and it goes on
+			time.Sleep(3 * time.Second) // packets of so long are to be asked about that came after the gap
 			quiet()
-			time.Sleep(apart) // the last packets are recorded
+			time.Sleep(apart) // the end of what is recorded has no mark to wait for, but natkit log takes no longer than that
 			end(unix.SIGTERM)
 
 			w.rightThen(dir, natlog.MicrosOf(at), each, before, after)

@@ -172,7 +172,7 @@ type tap struct {
 	filter   []unix.SockFilter
 	protocol uint16 // ETH_P_*
 	tags     bool   // with VLAN tags
-	incoming bool   // Only those, so that what leaves is not copied for the filter to refuse it.
+	incoming bool   // nothing that leaves, which would be copied for the filter to refuse it
 	// The tap ends when it has accepted so many (0: any number) and, if quiet, when so many have passed the namespace that
 	// to look at each would slow them.
 	enough int
