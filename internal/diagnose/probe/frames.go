@@ -512,8 +512,18 @@ func (t *packetTap) any() bool {
 	return err == nil
 }
 
-// each reads what the socket has, with VLAN tags, which stand beside the frame.
+// each reads what the tap has, and ends its watch.
 func (t *packetTap) each(fn func(tappedFrame)) error {
+	t.unwatch()
+	for _, f := range t.held {
+		fn(f)
+	}
+	t.held = nil
+	return t.receive(fn)
+}
+
+// receive reads what the socket has, with VLAN tags, which stand beside the frame. fn must not keep its bytes.
+func (t *packetTap) receive(fn func(tappedFrame)) error {
 	b, control := make([]byte, frameBytes), make([]byte, 128)
 	for {
 		n, controls, _, from, err := unix.Recvmsg(t.fd, b, control, 0)

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -53,7 +52,8 @@ func leaving(opts Options) source {
 // packetTap is a packet socket whose buffer holds the first few hundred packets.
 type packetTap struct {
 	fd   int
-	end  chan struct{}
+	held []tappedFrame // what it had when it was muted
+	end  chan struct{} // nil: nobody watches it
 	done sync.WaitGroup
 }
 
@@ -63,9 +63,9 @@ const (
 	// tapEnough is more packets than its buffer holds.
 	tapEnough = 1000
 	// quietEnough is how many may pass it of a Quiet reading.
-	quietEnough = 200_000
+	quietEnough = 50_000
 	// Whether it is enough is looked at after tapLook, then after twice as long each time, up to a second.
-	tapLook = 100 * time.Millisecond
+	tapLook = 20 * time.Millisecond
 )
 
 // internetOnly lets packets by that leave for an address of the Internet, or come in
@@ -208,8 +208,9 @@ func (o tap) open() (*packetTap, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	t := &packetTap{fd: fd, end: make(chan struct{})}
+	t := &packetTap{fd: fd}
 	if o.enough > 0 || o.quiet {
+		t.end = make(chan struct{})
 		t.done.Go(func() {
 			defer devices.Close()
 			t.watch(o.enough, devices)
@@ -259,10 +260,23 @@ func devicePackets(devices *os.File) (n int64) {
 	return n
 }
 
-// mute takes the socket off the packets' way; what it has can be read. A bind to another
-// interface does that, and loopback has the same number everywhere.
+// mute takes the socket off the packets' way, and what it has out of the socket: packets that the kernel has to keep make
+// all others dearer (docs/monitor.md). A bind to another interface does the first, and loopback has the same number everywhere.
 func (t *packetTap) mute() {
 	_ = unix.Bind(t.fd, &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL), Ifindex: 1})
+	_ = t.receive(func(f tappedFrame) {
+		f.bytes = bytes.Clone(f.bytes)
+		t.held = append(t.held, f)
+	})
+}
+
+// unwatch leaves the tap as it is.
+func (t *packetTap) unwatch() {
+	if t.end != nil {
+		close(t.end)
+		t.done.Wait()
+		t.end = nil
+	}
 }
 
 func networkOrder(v uint16) uint16 {
@@ -272,21 +286,12 @@ func networkOrder(v uint16) uint16 {
 // readLeaving is what the socket has seen, by interface.
 func (t *packetTap) readLeaving() ([]snapshot.Leaving, error) {
 	c := leavingCounter{rows: map[leavingPlace]*snapshot.Leaving{}, own: ownAddresses(), reachedBy: map[netip.Addr]string{}}
-	b := make([]byte, 64)
-	for {
-		n, from, err := unix.Recvfrom(t.fd, b, 0)
-		if errors.Is(err, unix.EAGAIN) {
-			return c.result(), nil
+	err := t.each(func(f tappedFrame) {
+		if packet, ok := parseLeaving(f.bytes); ok {
+			c.add(packet, f)
 		}
-		if err != nil {
-			return nil, os.NewSyscallError("recvfrom", err)
-		}
-		if link, ok := from.(*unix.SockaddrLinklayer); ok {
-			if packet, ok := parseLeaving(b[:n]); ok {
-				c.add(packet, link)
-			}
-		}
-	}
+	})
+	return c.result(), err
 }
 
 // leavingCounter counts packets by interface and family.
@@ -301,8 +306,8 @@ type leavingPlace struct {
 	six  bool
 }
 
-func (c *leavingCounter) add(packet leavingPacket, link *unix.SockaddrLinklayer) {
-	at := leavingPlace{link.Ifindex, packet.src.Is6()}
+func (c *leavingCounter) add(packet leavingPacket, f tappedFrame) {
+	at := leavingPlace{f.link, packet.src.Is6()}
 	row := c.rows[at]
 	if row == nil {
 		row = &snapshot.Leaving{Samples: []string{}} // none known is not unknown
@@ -311,17 +316,17 @@ func (c *leavingCounter) add(packet leavingPacket, link *unix.SockaddrLinklayer)
 		}
 		c.rows[at] = row
 	}
-	if to, ok := packet.udpTo(); ok && link.Pkttype == unix.PACKET_OUTGOING && len(row.Datagrams) < snapshot.MaxDatagrams && !slices.Contains(row.Datagrams, snapshot.EndpointOf(to)) {
+	if to, ok := packet.udpTo(); ok && f.kind == unix.PACKET_OUTGOING && len(row.Datagrams) < snapshot.MaxDatagrams && !slices.Contains(row.Datagrams, snapshot.EndpointOf(to)) {
 		row.Datagrams = append(row.Datagrams, snapshot.EndpointOf(to))
 	}
 	switch {
 	case packet.midConnection():
 		// What connection tracking takes for invalid leaves so everywhere, most of it ends of connections.
-	case link.Pkttype == unix.PACKET_HOST:
+	case f.kind == unix.PACKET_HOST:
 		if !c.own[packet.dst] {
 			row.Back++
 		}
-	case c.foreign(packet.src, link.Ifindex):
+	case c.foreign(packet.src, f.link):
 		row.Inside++
 		if len(row.Samples) < maxLeavingSamples {
 			if s := packet.String(); !slices.Contains(row.Samples, s) {
@@ -434,7 +439,6 @@ func ownAddresses() map[netip.Addr]bool {
 }
 
 func (t *packetTap) close() {
-	close(t.end)
-	t.done.Wait()
+	t.unwatch()
 	unix.Close(t.fd)
 }

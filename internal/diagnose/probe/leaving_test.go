@@ -13,7 +13,7 @@ import (
 
 // A fragment behind the first has no ports and no flags: what it carries is not taken for these.
 func TestLeavingFragments(t *testing.T) {
-	out := &unix.SockaddrLinklayer{Ifindex: 1, Pkttype: unix.PACKET_OUTGOING}
+	out := tappedFrame{link: 1, kind: unix.PACKET_OUTGOING}
 	c := leavingCounter{rows: map[leavingPlace]*snapshot.Leaving{}}
 	for offset := range uint16(3) {
 		for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {

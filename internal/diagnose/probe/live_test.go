@@ -855,7 +855,8 @@ func TestLiveLeaving(t *testing.T) {
 		t.Errorf("%+v, want %+v; %+v", s.Leaving, want, s.Capabilities)
 	}
 
-	// Where there are too many, the tap is off the packets' way, and what it has is read.
+	// Where there are too many, the tap is off the packets' way, and what it has is read, also when the
+	// interface that it is bound to goes down.
 	in(t, h, func() error {
 		tap, err := openLeaving(false)
 		if err != nil {
@@ -864,7 +865,12 @@ func TestLiveLeaving(t *testing.T) {
 		defer tap.close()
 		send(4, "10.7.0.9:4000", "203.0.113.5:53")
 		tap.mute()
+		if tap.any() {
+			t.Error("the kernel still keeps packets for it")
+		}
 		send(6, "10.7.0.9:4000", "203.0.113.5:53")
+		output(t, h, "", "ip", "link", "set", "lo", "up")
+		output(t, h, "", "ip", "link", "set", "lo", "down") // to which it is bound now
 		rows, err := tap.readLeaving()
 		if err != nil || len(rows) != 1 || rows[0].Inside != 4 {
 			t.Errorf("after mute: %+v, %v", rows, err)
