@@ -70,39 +70,17 @@ func (f facts) translates() bool {
 	})
 }
 
-// ruleKeepers are programs that write the rules of a machine, and write them again when
-// they see fit, by what their chains or tables are called.
-var ruleKeepers = []struct {
-	who           string
-	chains, table string // how the names begin
-}{
-	{"Kubernetes", "KUBE-", "kube-proxy"},
-	{"Docker", "DOCKER", "docker-bridges"},
-	{"Podman", "NETAVARK", "netavark"},
-	{"a container network (CNI)", "CNI-", "cni_hostport"},
-	{"libvirt", "LIBVIRT_", "libvirt_network"},
-	{"Incus", "incusbr", "incus"},
-	{"LXD", "lxdbr", "lxd"},
-	{"firewalld", "FORWARD_IN_ZONES", "firewalld"},
-}
-
 // rulesOwner is who keeps the rules here, "" for nobody that can be told.
 func (f facts) rulesOwner() string {
-	for _, k := range ruleKeepers {
-		if slices.ContainsFunc(f.Chains, func(c snapshot.Chain) bool {
-			return strings.HasPrefix(c.Name, k.chains) || strings.HasPrefix(c.Table, k.table)
-		}) {
-			return k.who
-		}
+	if who := trim.Keeper(f.Chains); who != "" {
+		return who
 	}
 	for _, o := range f.Owners {
 		switch o.Who {
-		case "kube-proxy":
-			return "Kubernetes"
+		case "kube-proxy", "firewalld":
+			return o.Who
 		case "docker", "dockerd":
 			return "Docker"
-		case "firewalld":
-			return "firewalld"
 		}
 	}
 	return ""

@@ -104,11 +104,11 @@ func TestBeyondNetfilter(t *testing.T) {
 
 		{"Docker", chainOf("filter", "DOCKER-USER"), []string{"natkit hooks --cost", "natkit accel on eth0 eth1 --dry-run", "managed by Docker", "udp --router nft,accel --both-ways", "-natkit import", "-natkit up --engine"}},
 		{"Docker's own nftables", chainOf("docker-bridges", "nat-prerouting"), []string{"managed by Docker", "-natkit up --engine"}},
-		{"Kubernetes", chainOf("nat", "KUBE-SERVICES"), []string{"managed by Kubernetes", "-natkit up --engine"}},
-		{"Kubernetes' own nftables", chainOf("kube-proxy", "services"), []string{"managed by Kubernetes", "-natkit up --engine"}},
+		{"Kubernetes", chainOf("nat", "KUBE-SERVICES"), []string{"managed by kube-proxy", "-natkit up --engine"}},
+		{"Kubernetes' own nftables", chainOf("kube-proxy", "services"), []string{"managed by kube-proxy", "-natkit up --engine"}},
 		{"firewalld", chainOf("firewalld", "nat_POST_public"), []string{"managed by firewalld", "-natkit up --engine"}},
 		{"libvirt", chainOf("nat", "LIBVIRT_PRT"), []string{"managed by libvirt", "-natkit up --engine"}},
-		{"kube-proxy as owner of settings", func(s *snapshot.Snapshot) { s.Owners = []snapshot.Owner{{Who: "kube-proxy"}} }, []string{"managed by Kubernetes", "-natkit up --engine"}},
+		{"kube-proxy as owner of settings", func(s *snapshot.Snapshot) { s.Owners = []snapshot.Owner{{Who: "kube-proxy"}} }, []string{"managed by kube-proxy", "-natkit up --engine"}},
 		{"nothing is translated", func(s *snapshot.Snapshot) { s.Chains[0].NATRules = nil }, []string{"natkit hooks --cost", "-natkit up --engine", "-natkit accel", "-managed by"}},
 		{"rules not known", func(s *snapshot.Snapshot) { s.Chains = nil }, []string{"natkit hooks --cost", "-natkit up --engine"}},
 	} {

@@ -20,20 +20,39 @@ func ownerOf(chain, table string) string {
 	return ""
 }
 
+// programs give their chains, or tables, names that begin so. Those that keep their rules write them again when they see fit.
+var programs = []struct {
+	name, chain, table string
+	keeps              bool
+}{
+	{name: "kube-proxy", chain: "KUBE-", table: "kube-proxy", keeps: true},
+	{name: "Docker", chain: "DOCKER", table: "docker-bridges", keeps: true},
+	{name: "Podman", chain: "NETAVARK", table: "netavark", keeps: true},
+	{name: "a container network (CNI)", chain: "CNI-", table: "cni_hostport", keeps: true},
+	{name: "libvirt", chain: "LIBVIRT_", table: "libvirt_", keeps: true},
+	{name: "Incus", chain: "incusbr", table: "incus", keeps: true},
+	{name: "LXD", chain: "lxdbr", table: "lxd", keeps: true},
+	{name: "firewalld", chain: "FORWARD_IN_ZONES", table: "firewalld", keeps: true},
+	{name: "ufw", chain: "ufw-"},
+	{name: "natkit", table: "natkit"},
+}
+
 // programOf names the program that gives chains, or tables, such names: not the tool by
 // which it does.
 func programOf(chain, table string) string {
-	for _, p := range []struct{ chain, table, program string }{
-		{chain: "DOCKER", program: "Docker"},
-		{chain: "KUBE-", table: "kube-proxy", program: "kube-proxy"},
-		{chain: "LIBVIRT_", table: "libvirt_", program: "libvirt"},
-		{chain: "NETAVARK", table: "netavark", program: "Podman"},
-		{chain: "ufw-", program: "ufw"},
-		{table: "firewalld", program: "firewalld"},
-		{table: "natkit", program: "natkit"},
-	} {
+	for _, p := range programs {
 		if p.chain != "" && strings.HasPrefix(chain, p.chain) || p.table != "" && strings.HasPrefix(table, p.table) {
-			return p.program
+			return p.name
+		}
+	}
+	return ""
+}
+
+// Keeper names the first program whose chains these are that would write them again, "" for none that can be told.
+func Keeper(chains []snapshot.Chain) string {
+	for _, p := range programs {
+		if p.keeps && slices.ContainsFunc(chains, func(c snapshot.Chain) bool { return programOf(c.Name, c.Table) == p.name }) {
+			return p.name
 		}
 	}
 	return ""
