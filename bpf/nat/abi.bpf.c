@@ -42,6 +42,7 @@ NAT_NAME_TYPE(struct, nat_limits);
 NAT_NAME_TYPE(struct, nat_granule);
 NAT_NAME_TYPE(struct, nat_blocks);
 NAT_NAME_TYPE(enum, nat_use);
+NAT_NAME_TYPE(enum, nat_pool);
 NAT_NAME_TYPE(enum, nat_refusal);
 NAT_NAME_TYPE(enum, nat_block_id);
 NAT_NAME_TYPE(enum, nat_slot_held);

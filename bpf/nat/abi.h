@@ -19,7 +19,7 @@ enum nat_limit {
 	NAT_TICK_SHIFT = 20,
 	NAT_MAX_LINKS = 255,       /* interfaces that packets come in or leave by */
 	NAT_MAX_ADDRESSES = 65536, /* indices of external addresses, struct nat_address */
-	NAT_MAX_POOLS = 255,       /* pools and masquerading links */
+	NAT_MAX_POOLS = 254,       /* pools and masquerading links, from 1 */
 	NAT_MAX_RULES = 1 << 20,
 	NAT_GENERATIONS = 2, /* one in use, one being filled */
 	NAT_PORTS = 65536,
@@ -355,6 +355,13 @@ struct nat_source_key {
 	__u8 pool;
 	__u8 zone;
 	__u16 zero;
+};
+
+/* In place of a pool: the host's sessions by rules that send them to it, and those that it opens
+ * where a map gives its address. Only their sessions count. */
+enum nat_pool {
+	NAT_POOL_PUBLISHED = 0,
+	NAT_POOL_MAP = 255,
 };
 
 enum nat_use {

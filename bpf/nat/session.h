@@ -811,6 +811,33 @@ static __always_inline int session_admitted(struct new_session *new, struct nat_
 	return source_take(&new->target, new->generation, 0);
 }
 
+/* Counts a session for an internal host that no pool's subscriber answers for: whose address a map
+ * gives, or to whom a rule sends it. Such hosts have a share of their own for each, so that what
+ * strangers open keeps nobody from what is its own. */
+static __always_inline int session_counts(struct new_session *new, struct reservation *r,
+					  struct nat_addr host, __u32 zone, __u32 pool)
+{
+	if (!(new->config &NAT_CONFIG_COUNT_SESSIONS) || !new->verdict.sessions)
+		return GO_ON;
+	r->internal.addr = host;
+	r->internal.zone = zone;
+	r->internal.pool = pool;
+	r->internal.class = NAT_OTHER;
+	return source_take(r, new->generation, 1);
+}
+
+/* Whether the host that the packet goes to may have one session more, be it by a mapping or by a
+ * rule. */
+static __always_inline int session_reaches(struct new_session *new, const struct nat_flow *out)
+{
+	if (new->by_mapping)
+		return session_admitted(new, out->src, out->sport);
+	if (new->verdict.by_rule &&new->verdict.side == NAT_INSIDE)
+		return session_counts(new, &new->target, out->dst, new->verdict.zone,
+				      NAT_POOL_PUBLISHED);
+	return GO_ON;
+}
+
 /*
  * A packet from inside to an external endpoint of another internal host, its source translated:
  * RFC 4787 REQ-9 has it be as if it had left and come back. Mostly one session stands for both
@@ -831,8 +858,7 @@ SUBPROGRAM int session_hairpin(const struct packet *p, struct nat_flow *out,
 	int reason = GO_ON, self = addr_equal(back.src, back.dst) && back.sport == back.dport;
 
 	if (!self && !flow_entry(&back)) {
-		if (new->by_mapping)
-			reason = session_admitted(new, out->src, out->sport);
+		reason = session_reaches(new, out);
 		if (reason != NAT_DROP_FILTERED)
 			return reason;
 	}
@@ -875,13 +901,18 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 	else if (rule)
 		takes = 1;
 	/* Before anything is taken. A host that is itself translated leaves first. */
-	if (new->by_mapping && !rule) {
-		reason = session_admitted(new, out->src, out->sport);
+	if (!rule) {
+		reason = session_reaches(new, out);
 		if (reason != GO_ON)
 			return reason;
 	}
 	if (new->verdict.sessions) {
 		reason = route_carries(p, out->dst, new->verdict.mtu);
+		if (reason != GO_ON)
+			return reason;
+	}
+	if (rule && !takes && p->key.side == NAT_INSIDE) {
+		reason = session_counts(new, &new->source, p->key.src, p->key.zone, NAT_POOL_MAP);
 		if (reason != GO_ON)
 			return reason;
 	}
@@ -897,7 +928,7 @@ static __always_inline int session_find(struct ctx *ctx, struct packet *p, struc
 	}
 	if (rule && new->verdict.sessions &&new->flags & NAT_FLOW_HAIRPIN)
 		return session_hairpin(p, out, new);
-	return rule && new->by_mapping ? session_admitted(new, out->src, out->sport) : GO_ON;
+	return rule ? session_reaches(new, out) : GO_ON;
 }
 
 /* The remote of the filter entry that the session's owner made. */

@@ -25,7 +25,7 @@ type Subscriber struct {
 	Of netip.Prefix `json:"subscriber,omitzero"` // internal address or prefix
 	// Interface is what it is behind, where subscribers are told apart by that.
 	Interface string     `json:"interface,omitempty"`
-	Pool      string     `json:"pool"` // its name; an interface that is masqueraded behind; a single address
+	Pool      string     `json:"pool"` // its name; an interface that is masqueraded behind; a single address; OfPublished, OfMap
 	Class     string     `json:"class"`
 	External  netip.Addr `json:"external_address,omitzero"`
 	Sessions  int        `json:"sessions"`
@@ -83,6 +83,13 @@ type Subscribers struct {
 	Pools   []SubscriberTotal `json:"by_pool"`
 	Classes []SubscriberTotal `json:"by_class"`
 }
+
+// In place of a pool: the sessions by rules that send them to the subscriber, and those that it opens where a map gives its
+// address. Each has the limits of the subscriber to itself. No pool has such a name.
+const (
+	OfPublished = "(published)"
+	OfMap       = "(map)"
+)
 
 // SubscriberOptions chooses subscribers.
 type SubscriberOptions struct {
@@ -190,7 +197,7 @@ func (b *books) known(o SubscriberOptions) error {
 	if classes := b.file.Subscribers.Names(); o.Class != "" && !slices.Contains(classes, o.Class) {
 		return fmt.Errorf("class %w", choice.Error(o.Class, classes...))
 	}
-	var pools []string
+	pools := []string{OfPublished, OfMap}
 	for _, n := range slices.Sorted(maps.Keys(b.pools)) {
 		pools = append(pools, b.pools[n].name)
 	}
@@ -263,8 +270,10 @@ func (b *books) holdDown(e *datapath.Engine, rows []Subscriber) error {
 	}
 	counts, err := e.HoldDown(of)
 	for i := range counts {
-		n := min(counts[i], *rows[i].Ports) // it was read later
-		rows[i].HoldDown = &n
+		if rows[i].Ports != nil {
+			n := min(counts[i], *rows[i].Ports) // it was read later
+			rows[i].HoldDown = &n
+		}
 	}
 	return err
 }
@@ -274,9 +283,16 @@ func (b *books) subscriber(m *datapath.Subscriber, prefix int) *Subscriber {
 	s := &Subscriber{Of: netip.PrefixFrom(m.Addr, prefix), External: m.External, Sessions: m.Sessions, Since: m.Since, raw: *m}
 	var share rulefile.Share
 	s.Class, share = b.share(m)
-	s.SessionLimit, s.PortLimit = share.Sessions, share.Ports
-	if b.counted {
-		s.Ports = &s.raw.Ports
+	s.SessionLimit = share.Sessions
+	switch m.Pool {
+	case datapath.PoolPublished:
+		s.Pool = OfPublished
+	case datapath.PoolMap:
+		s.Pool = OfMap
+	default:
+		if s.PortLimit = share.Ports; b.counted {
+			s.Ports = &s.raw.Ports
+		}
 	}
 	if p := b.pools[m.Pool]; p != nil {
 		s.Pool = p.name

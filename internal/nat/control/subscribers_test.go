@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -186,5 +188,42 @@ func TestSubscribersMasquerade(t *testing.T) {
 	b.up(baseRules, o)
 	if _, err := ReadSubscribers(b.gateway, SubscriberOptions{}); err == nil || !strings.Contains(err.Error(), "engine nft counts no subscribers") {
 		t.Error(err)
+	}
+}
+
+// What rules send to a host, and what it opens from the address of a map, has the host's limits for itself.
+func TestSubscribersPublished(t *testing.T) {
+	b := newTestbed(t)
+	b.up(strings.Replace(baseRules, "sources: 256", "sources: 256, sessions_per_source: 3", 1), b.options())
+	b.echo(b.client, "10.0.0.2:80")
+	for range 3 {
+		b.ask(b.server, "198.51.100.1:8080")
+	}
+	b.in(b.server, func() error {
+		conn, err := net.DialTimeout("tcp4", "198.51.100.1:8080", time.Second) // refused: the answer is an ICMP error
+		if err == nil {
+			conn.Close()
+			t.Error("a fourth connection was let in")
+		}
+		return nil
+	})
+	b.flows("10.0.0.77", 2000, 3)
+	b.flows("10.0.0.2", 2000, 3) // its own are not touched
+	s, err := ReadSubscribers(b.gateway, SubscriberOptions{By: "refused"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []string
+	for _, r := range s.Rows {
+		rows = append(rows, fmt.Sprintf("%s %s %d/%d %v %v", r.Of, r.Pool, r.Sessions, r.SessionLimit, r.External.IsValid(), r.Refused["source-limit"] > 0))
+	}
+	want := []string{"10.0.0.2/32 (published) 3/3 false true", "10.0.0.2/32 out 3/3 true false", "10.0.0.77/32 (map) 3/3 false false"}
+	if !slices.Equal(rows, want) {
+		t.Errorf("%q, want %q", rows, want)
+	}
+	for _, pool := range []string{OfPublished, OfMap} {
+		if s, err := ReadSubscribers(b.gateway, SubscriberOptions{Pool: pool}); err != nil || s.Count != 1 {
+			t.Errorf("%s: %+v, %v", pool, s, err)
+		}
 	}
 }

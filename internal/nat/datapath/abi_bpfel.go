@@ -506,7 +506,7 @@ const (
 	abiNatLimitNAT_TICK_SHIFT        abiNatLimit = 20
 	abiNatLimitNAT_MAX_LINKS         abiNatLimit = 255
 	abiNatLimitNAT_MAX_ADDRESSES     abiNatLimit = 65536
-	abiNatLimitNAT_MAX_POOLS         abiNatLimit = 255
+	abiNatLimitNAT_MAX_POOLS         abiNatLimit = 254
 	abiNatLimitNAT_MAX_RULES         abiNatLimit = 1048576
 	abiNatLimitNAT_GENERATIONS       abiNatLimit = 2
 	abiNatLimitNAT_PORTS             abiNatLimit = 65536
@@ -675,6 +675,13 @@ type abiNatOriginKey struct {
 	Out       uint16
 	Addr      abiNatAddr
 }
+
+type abiNatPool uint32
+
+const (
+	abiNatPoolNAT_POOL_PUBLISHED abiNatPool = 0
+	abiNatPoolNAT_POOL_MAP       abiNatPool = 255
+)
 
 type abiNatPorts struct {
 	_       structs.HostLayout
@@ -961,6 +968,7 @@ const (
 	abiVarUnusedNatMappingMode      = "unused_nat_mapping_mode"
 	abiVarUnusedNatMappingValue     = "unused_nat_mapping_value"
 	abiVarUnusedNatOriginKey        = "unused_nat_origin_key"
+	abiVarUnusedNatPool             = "unused_nat_pool"
 	abiVarUnusedNatPorts            = "unused_nat_ports"
 	abiVarUnusedNatPrefixKey        = "unused_nat_prefix_key"
 	abiVarUnusedNatReason           = "unused_nat_reason"
@@ -1094,6 +1102,7 @@ type abiVariableSpecs struct {
 	UnusedNatMappingMode      *ebpf.VariableSpec `ebpf:"unused_nat_mapping_mode"`
 	UnusedNatMappingValue     *ebpf.VariableSpec `ebpf:"unused_nat_mapping_value"`
 	UnusedNatOriginKey        *ebpf.VariableSpec `ebpf:"unused_nat_origin_key"`
+	UnusedNatPool             *ebpf.VariableSpec `ebpf:"unused_nat_pool"`
 	UnusedNatPorts            *ebpf.VariableSpec `ebpf:"unused_nat_ports"`
 	UnusedNatPrefixKey        *ebpf.VariableSpec `ebpf:"unused_nat_prefix_key"`
 	UnusedNatReason           *ebpf.VariableSpec `ebpf:"unused_nat_reason"`
@@ -1203,6 +1212,7 @@ type abiVariables struct {
 	UnusedNatMappingMode      *ebpf.Variable `ebpf:"unused_nat_mapping_mode"`
 	UnusedNatMappingValue     *ebpf.Variable `ebpf:"unused_nat_mapping_value"`
 	UnusedNatOriginKey        *ebpf.Variable `ebpf:"unused_nat_origin_key"`
+	UnusedNatPool             *ebpf.Variable `ebpf:"unused_nat_pool"`
 	UnusedNatPorts            *ebpf.Variable `ebpf:"unused_nat_ports"`
 	UnusedNatPrefixKey        *ebpf.Variable `ebpf:"unused_nat_prefix_key"`
 	UnusedNatReason           *ebpf.Variable `ebpf:"unused_nat_reason"`

@@ -122,6 +122,9 @@ func TestFloodRate(t *testing.T) {
 	r.seed(13)
 	f := floodRules(0)
 	f.Subscribers.Default = rulefile.Share{NewPerSecond: 1, Burst: burst}
+	published := netip.MustParseAddrPort("203.0.113.20:7000")
+	f.Rules = append(f.Rules, rulefile.Rule{Action: rulefile.DNAT{Protocol: rulefile.UDP, Address: published.Addr(),
+		Ports: rulefile.PortRange{First: published.Port(), Last: published.Port()}, Targets: []rulefile.Target{{Address: netip.MustParseAddr("192.168.2.2")}}}})
 	r.forget(t, f)
 	r.model = newModel(f, r.facts, r.route)
 	r.applied(t, f, nil)
@@ -153,11 +156,26 @@ func TestFloodRate(t *testing.T) {
 	if own < burst/2-1 || own > burst/2+refilled {
 		t.Errorf("the subscriber itself opened %d sessions of %d after that", own, burst)
 	}
+	// Who is published has a share for that, which nobody else takes from.
+	began, opened = time.Now(), 0
+	for n := range 1000 {
+		remote := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(1 + n%200)}), uint16(10000+n))
+		saw, err := r.send(t, modelPacket{modelKey: modelKey{false, rulefile.UDP, modelEnds{remote, published}}, link: "out", ttl: 64, length: 60})
+		if err != nil || !isTranslated(saw) && saw.reason != abiNatReasonNAT_DROP_RATE_LIMIT {
+			t.Fatalf("packet %d: %v, %v", n, saw, err)
+		}
+		if isTranslated(saw) {
+			opened++
+		}
+	}
+	if refilled = int(time.Since(began).Seconds()) + 1; opened < burst || opened > burst+refilled {
+		t.Errorf("strangers opened %d sessions of %d by a rule", opened, burst)
+	}
 }
 
 // RFC 6888 REQ-5: by no way of flooding has a subscriber more sessions, ports, mappings or filter entries
-// than its limit of sessions, also while it has no other limit. Others who share its address keep what they
-// have and get more.
+// than its limit of sessions, also while it has no other limit; and by those that a rule sends to it, or that it
+// opens by a map, as many for each. Others who share its address keep what they have and get more.
 func TestFloods(t *testing.T) {
 	const sessions, packets = 200, 3000
 	var (
@@ -185,12 +203,21 @@ func TestFloods(t *testing.T) {
 		}
 		return external
 	}
+	published, mapped := netip.MustParseAddrPort("203.0.113.20:7000"), netip.MustParseAddr("198.18.2.2")
+	forward := func(f *rulefile.File) {
+		f.Rules = append(f.Rules, rulefile.Rule{Action: rulefile.DNAT{Protocol: rulefile.UDP, Address: published.Addr(),
+			Ports: rulefile.PortRange{First: published.Port(), Last: published.Port()}, Targets: []rulefile.Target{{Address: flooder}}}})
+	}
+	aMap := func(f *rulefile.File) {
+		f.Rules = append(f.Rules, rulefile.Rule{Action: rulefile.Map{Inside: netip.PrefixFrom(flooder, 32), Outside: netip.PrefixFrom(mapped, 32)}})
+	}
 	for _, way := range []struct {
 		name   string
 		class  rulefile.Class
 		begin  func(open opener) (external netip.AddrPort)
 		flood  func(n int, external netip.AddrPort) modelPacket
 		change func(*rulefile.File)
+		still  func(n int) modelPacket // what the flood has no part in, though it is the same host's
 	}{
 		{name: "UDP to many endpoints", class: rulefile.ClassUDP,
 			flood: func(n int, _ netip.AddrPort) modelPacket { return out(rulefile.UDP, at(flooder, 5000), remote(n)) }},
@@ -246,6 +273,19 @@ func TestFloods(t *testing.T) {
 				return out(rulefile.UDP, at(flooder, uint16(6000+n)), external)
 			},
 		},
+		{name: "UDP from outside to a published port", class: rulefile.ClassUDP, change: forward,
+			flood: func(n int, _ netip.AddrPort) modelPacket { return in(rulefile.UDP, remote(n), published) },
+			still: func(n int) modelPacket { return out(rulefile.UDP, at(flooder, 5000), remote(n)) }},
+		{name: "UDP from inside to a published port of its own", class: rulefile.ClassUDP, change: forward,
+			flood: func(n int, _ netip.AddrPort) modelPacket {
+				return out(rulefile.UDP, at(flooder, uint16(2000+n)), published)
+			}},
+		{name: "SYNs from outside to the address of a map", class: rulefile.ClassTCP, change: aMap,
+			flood: func(n int, _ netip.AddrPort) modelPacket { return in(rulefile.TCP, remote(n), at(mapped, 80)) },
+			still: func(n int) modelPacket { return out(rulefile.TCP, at(flooder, 5000), remote(n)) }},
+		{name: "UDP from a host that has an address of a map", class: rulefile.ClassUDP, change: aMap,
+			flood: func(n int, _ netip.AddrPort) modelPacket { return out(rulefile.UDP, at(flooder, 5000), remote(n)) },
+			still: func(n int) modelPacket { return in(rulefile.UDP, remote(n+packets), at(mapped, 80)) }},
 	} {
 		t.Run(way.name, func(t *testing.T) {
 			r := aModelRig(t)
@@ -293,6 +333,9 @@ func TestFloods(t *testing.T) {
 				if reach > before[name]+1 {
 					t.Errorf("%s: look-ups read %d more buckets", name, reach-before[name])
 				}
+			}
+			for n := 0; n < sessions && way.still != nil; n++ {
+				open(way.still(n))
 			}
 			if now := open(out(rulefile.UDP, at(other, 4000), at(world, 53))); now != had {
 				t.Errorf("another subscriber had %v, and has %v", had, now)

@@ -19,6 +19,12 @@ type modelBlock struct {
 	ports rulefile.PortRange
 }
 
+// In place of a pool, as enum nat_pool has it.
+const (
+	poolPublished = "(published)"
+	poolMap       = "(map)"
+)
+
 func (m *model) subscriber(pool string, host netip.Addr) modelHost {
 	return modelHost{pool, m.file.Subscribers.Of(host)}
 }

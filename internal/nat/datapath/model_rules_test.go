@@ -10,6 +10,7 @@ package datapath
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -752,6 +753,13 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	if session && !opens(p) {
 		return refused(abiNatReasonNAT_DROP_NO_SESSION)
 	}
+	// The host that a rule sends the session to, where it counts.
+	var published *modelHost
+	if rule != nil && session && toInside {
+		s := m.subscriber(poolPublished, to.dst.Addr())
+		published = &s
+	}
+	full := func(s *modelHost) bool { return s != nil && !m.maySession(*s, 0) }
 	// Refused before anything is taken, unless the sender's external address must be known.
 	from, takes := p.src.Addr(), hide != nil
 	if takes {
@@ -764,6 +772,9 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 			return refused(reason)
 		}
 	}
+	if hide == nil && full(published) {
+		return refused(abiNatReasonNAT_DROP_SOURCE_LIMIT)
+	}
 	if session {
 		if reason := m.carries(p, to); reason != translated {
 			return refused(reason)
@@ -771,17 +782,25 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 	}
 	var own *modelMapping
 	var sender *modelHost // the subscriber, if its session counts
-	if takes {
+	switch {
+	case takes:
 		pool, _ := m.pool(hide, way)
 		s := m.subscriber(pool, p.src.Addr())
 		sender = &s
-		if !m.maySession(s, 0) {
-			return refused(abiNatReasonNAT_DROP_SOURCE_LIMIT)
-		}
+	case hide != nil && session && p.inside:
+		s := m.subscriber(poolMap, p.src.Addr())
+		sender = &s
 	}
+	if full(sender) {
+		return refused(abiNatReasonNAT_DROP_SOURCE_LIMIT)
+	}
+	undo := func() {}
 	if hide != nil {
 		var reason abiNatReason
 		var err error
+		if target != nil || published != nil {
+			undo = m.undo()
+		}
 		to.src, own, reason, err = m.hidden(p, hide, way, to, saw)
 		if err != nil || reason != translated {
 			return modelOutcome{reason: reason}, err
@@ -793,6 +812,9 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		toSelf := target == own && to.src.Addr() == p.dst.Addr() && own.filtering == rulefile.FilterAddress && !own.single
 		admitted = m.admitted(target, to.src.Addr(), toSelf, sender)
 	}
+	if hide != nil && full(published) {
+		admitted = abiNatReasonNAT_DROP_SOURCE_LIMIT
+	}
 	hairpin, returns := moved && session && hide != nil && p.inside && toInside, false
 	if hairpin {
 		known := m.flows[modelKey{false, p.protocol, modelEnds{to.src, p.dst}}] != nil || to.src == p.dst && target == own
@@ -800,11 +822,13 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 			admitted = translated
 		}
 		if !known && admitted == abiNatReasonNAT_DROP_SOURCE_LIMIT {
+			undo()
 			return refused(admitted)
 		}
 		returns = known || admitted != translated
 	}
 	if admitted != translated && !returns {
+		undo()
 		return refused(admitted)
 	}
 	if returns {
@@ -833,6 +857,9 @@ func (m *model) open(p modelPacket, saw modelOutcome) (modelOutcome, error) {
 		}
 		if target != nil && !returns {
 			m.sessions[m.subscriber(target.pool, target.inside.Addr())]++
+		}
+		if published != nil && !returns {
+			m.sessions[*published]++
 		}
 		if own != nil && !own.single && own.filtering == rulefile.FilterAddress {
 			own.remotes[p.dst.Addr()] = true
@@ -900,6 +927,13 @@ func (m *model) target(p modelPacket, r *rulefile.Rule, saw modelOutcome) (netip
 		if known && i >= 0 && before != t.Address {
 			return netip.AddrPort{}, fmt.Errorf("the client has had target %s", before)
 		}
+		if i < 0 { // refused, as one of them is or as none of them is
+			limited := saw.reason == abiNatReasonNAT_DROP_SOURCE_LIMIT
+			i = slices.IndexFunc(a.Targets, func(t rulefile.Target) bool {
+				return (!known || t.Address == before) && m.maySession(m.subscriber(poolPublished, t.Address), 0) != limited
+			})
+			t = a.Targets[max(i, 0)]
+		}
 	}
 	port := p.dst.Port()
 	if !t.Ports.IsZero() {
@@ -934,6 +968,12 @@ func (m *model) mappingOf(p modelPacket) (*modelMapping, abiNatReason) {
 }
 
 // --- external endpoints -----------------------------------------------------------
+
+// undo takes back what hidden gives: nothing has left by it.
+func (m *model) undo() func() {
+	mappings, held, blocks, lost := maps.Clone(m.mappings), maps.Clone(m.held), slices.Clone(m.blocks), m.lost
+	return func() { m.mappings, m.held, m.blocks, m.lost = mappings, held, blocks, lost }
+}
 
 // hidden is what a source rule makes of a packet's source. saw has what the engine chose.
 func (m *model) hidden(p modelPacket, r *rulefile.Rule, way string, to modelEnds, saw modelOutcome) (netip.AddrPort, *modelMapping, abiNatReason, error) {

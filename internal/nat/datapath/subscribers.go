@@ -16,10 +16,17 @@ import (
 	"natkit/internal/nat/rulefile"
 )
 
+// In place of a pool's number: a host's sessions by rules that send them to it, and those that it opens where a map gives
+// its address. There are such only where sessions are limited.
+const (
+	PoolPublished = uint8(abiNatPoolNAT_POOL_PUBLISHED)
+	PoolMap       = uint8(abiNatPoolNAT_POOL_MAP)
+)
+
 // Subscriber is a subscriber as the maps have it: numbers in place of names.
 type Subscriber struct {
 	Addr     netip.Addr // the first of its prefix (Size.SubscriberPrefix)
-	Pool     uint8      // ExternalAddress.Pool
+	Pool     uint8      // ExternalAddress.Pool, PoolPublished or PoolMap
 	Zone     uint8      // Engine.ZoneName; 0 where interfaces do not tell subscribers apart
 	Class    int        // rulefile.Subscribers.Classes, from 1; 0 default; -1 it has opened nothing by the rules in use
 	External netip.Addr // not valid: its pool has one address, or none is chosen yet

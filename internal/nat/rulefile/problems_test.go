@@ -135,7 +135,7 @@ func TestHostileFiles(t *testing.T) {
 		"map as key":       {"{a: b}: c\ninside: eth1\noutside: eth0", "f:1:1: a key of a rule file must be a word"},
 		"not text":         {"inside: \xff\xfe", "f:1:9: byte 0xFF is not UTF-8"},
 		"too many links":   {"inside: [" + names(300) + "]\noutside: eth0", "301 interfaces, of at most 255"},
-		"too many pools":   {"inside: eth1\noutside: eth0\nrules:\n" + manySNAT(300), "300 pools, addresses of snat rules and interfaces masqueraded behind, of at most 255"},
+		"too many pools":   {"inside: eth1\noutside: eth0\nrules:\n" + manySNAT(300), "300 pools, addresses of snat rules and interfaces masqueraded behind, of at most 254"},
 		"too many of pool": {"inside: eth1\noutside: eth0\npools: {a: {addresses: 10.0.0.0/15}}", "131072 external addresses in pools and rules, of at most 65536"},
 	} {
 		_, err := Parse("f", []byte(c.text))

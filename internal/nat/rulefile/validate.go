@@ -16,7 +16,7 @@ import (
 // Bounds of a rule file, those of the engine's tables (enum nat_limit of bpf/nat/abi.h).
 const (
 	MaxLinks     = 255
-	MaxPools     = 255   // pools, addresses of snat rules, and interfaces masqueraded behind
+	MaxPools     = 254   // pools, addresses of snat rules, and interfaces masqueraded behind
 	MaxAddresses = 65536 // outside
 )
 
