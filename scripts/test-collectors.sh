@@ -90,4 +90,4 @@ flock -u 9
 
 # A requirement that is missing is a failure here.
 export CI=true NATKIT_KAFKA=$broker/jars PATH=$flow:$python/bin:$log:$ng:$mapper:$PATH
-go test -count=1 -v "$@" -run '^Test(ColumnReaders|Goflow2|Syslog|KafkaBroker\w*|PCPTailscale)$' ./internal/natlog/sink ./internal/natlog/store ./internal/nat/control
+go test -count=1 -timeout 30m -v "$@" -run '^Test(ColumnReaders|Goflow2|Syslog|KafkaBroker\w*|PCPTailscale)$' ./internal/natlog/sink ./internal/natlog/store ./internal/nat/control
