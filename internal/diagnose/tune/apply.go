@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -329,7 +330,7 @@ func (a *applying) undo(steps []step, cause error) error {
 	for _, s := range slices.Backward(steps) {
 		present, err := s.space.read(s.Setting)
 		if err == nil && present != s.Old {
-			err = restore(s.space, s.set)
+			err = restore(s.space, s.set, s.Along)
 		}
 		failed = errors.Join(failed, err)
 	}
@@ -348,8 +349,8 @@ func (a *applying) undo(steps []step, cause error) error {
 }
 
 // restore gives a setting its old value again, and the settings that the kernel
-// changed along with it theirs.
-func restore(at *space, s set) error {
+// changes along with it these.
+func restore(at *space, s set, along map[string]string) error {
 	k, err := find(s.Setting)
 	if err != nil {
 		return err
@@ -364,21 +365,52 @@ func restore(at *space, s set) error {
 	if !k.took(present, s.Old) {
 		return fmt.Errorf("restore %s%s: wrote %q, the kernel shows %q", s.Setting, at.where(), s.Old, present)
 	}
-	return restoreAlong(at, s)
+	return restoreAlong(at, along)
 }
 
-func restoreAlong(at *space, s set) error {
+func restoreAlong(at *space, along map[string]string) error {
 	var failed error
-	for _, name := range slices.Sorted(maps.Keys(s.Along)) {
-		old := s.Along[name]
+	for _, name := range slices.Sorted(maps.Keys(along)) {
 		present, err := at.read(name)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // its interface is gone
 		case err != nil:
 			failed = errors.Join(failed, err)
-		case present != old:
-			failed = errors.Join(failed, at.write(name, old))
+		case present != along[name]:
+			failed = errors.Join(failed, at.write(name, along[name]))
 		}
 	}
 	return failed
+}
+
+// alongNow is what the settings that the kernel changes along with one are to be once that is put back: as before
+// the apply, but for theirs, those that somebody else has changed since.
+func alongNow(at *space, s set) (along map[string]string, theirs []string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(s.Along)) {
+		present, err := at.read(name)
+		if errors.Is(err, fs.ErrNotExist) { // its interface is gone
+			continue
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		if along == nil {
+			along = map[string]string{}
+		}
+		along[name] = s.Along[name]
+		if present != spread(name, s.New) && present != along[name] {
+			along[name] = present
+			theirs = append(theirs, name)
+		}
+	}
+	return along, theirs, nil
+}
+
+// spread is what the kernel gives a setting with one that spreads: its value, but redirects are accepted
+// where nothing is forwarded (inet_forward_change).
+func spread(name, value string) string {
+	if strings.HasSuffix(name, ".accept_redirects") {
+		return map[string]string{"0": "1", "1": "0"}[value]
+	}
+	return value
 }

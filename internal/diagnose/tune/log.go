@@ -64,6 +64,8 @@ type entry struct {
 	File     *fileChange `json:"file,omitempty"`
 	Restored *Restored   `json:"restored,omitempty"`
 	State    State       `json:"state,omitempty"`
+	// Along is what opRestoring gives the settings that the kernel changes with the one.
+	Along map[string]string `json:"along,omitempty"`
 }
 
 // set is a change with what is needed to take it back.
@@ -88,7 +90,7 @@ type account struct {
 	boot      string
 	sets      []set
 	files     []*fileChange
-	restoring map[string]bool // settings whose restoring had begun
+	restoring map[string]map[string]string // settings whose restoring had begun, with Along
 }
 
 // undoable says whether there is something for a rollback to do.
@@ -142,7 +144,7 @@ func readAccounts(p Place) ([]*account, error) {
 		}
 		a := byID[e.ID]
 		if e.Op == opBegin {
-			a = &account{boot: e.Boot, restoring: map[string]bool{}}
+			a = &account{boot: e.Boot, restoring: map[string]map[string]string{}}
 			a.ID, a.Time, a.By, a.State, a.Changes = e.ID, e.Time, e.By, StateInterrupted, []Change{}
 			byID[e.ID] = a
 			list = append(list, a)
@@ -193,7 +195,7 @@ func (a *account) add(e entry) error {
 	case e.Op == opRollback:
 		a.State, a.Restored = StateInterrupted, nil
 	case e.Op == opRestoring && e.Restored != nil:
-		a.restoring[e.Restored.Setting] = true
+		a.restoring[e.Restored.Setting] = e.Along
 	case e.Op == opRestored && e.Restored != nil:
 		a.Restored = append(a.Restored, *e.Restored)
 	case e.Op == opEnd:

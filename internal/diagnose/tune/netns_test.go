@@ -164,6 +164,58 @@ func TestForwardingSpreads(t *testing.T) {
 	}
 }
 
+// What somebody has changed since of what the kernel writes along with ip_forward stays, also where a
+// rollback was killed on the way, and is restored by --force.
+func TestForwardingSpreadsChangedSince(t *testing.T) {
+	const lo, redirects = "net.ipv4.conf.lo.forwarding", "net.ipv4.conf.all.accept_redirects"
+	for _, force := range []bool{false, true} {
+		s, name := namespace(t)
+		place := Place{StateDir: t.TempDir()}
+		set := func(values ...[2]string) {
+			t.Helper()
+			for _, x := range values {
+				if err := s.write(x[0], x[1]); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		set([2]string{forward, "0"}, [2]string{lo, "1"}, [2]string{redirects, "0"})
+		if _, err := Apply(context.Background(), planFor(name, forward+"=1"), ApplyOptions{Place: place}); err != nil {
+			t.Fatal(err)
+		}
+		set([2]string{lo, "0"}, [2]string{redirects, "1"})
+		want := map[string]string{forward: "0", lo: "0", redirects: "1"}
+		if force {
+			want = map[string]string{forward: "0", lo: "1", redirects: "0"}
+		}
+		r, err := Rollback(context.Background(), Last, RollbackOptions{Place: place, Force: force})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := values(t, s, forward, lo, redirects); !maps.Equal(got, want) {
+			t.Errorf("force %v: after rollback %v, want %v", force, got, want)
+		}
+		if told := strings.Contains(r.Restored[0].Detail, "somebody set "+lo+" to 0"); told == force {
+			t.Errorf("force %v: restored %+v", force, r.Restored)
+		}
+		// Killed before the kernel's writes were put right.
+		journal, err := os.ReadFile(place.journal())
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun, _, _ := strings.Cut(string(journal), `{"op":"restored"`)
+		write(t, place.journal(), begun)
+		set([2]string{lo, "0"}, [2]string{redirects, "1"})
+		set([2]string{forward, "1"}, [2]string{forward, "0"})
+		if _, err := Rollback(context.Background(), Last, RollbackOptions{Place: place, Force: force}); err != nil {
+			t.Fatal(err)
+		}
+		if got := values(t, s, forward, lo, redirects); !maps.Equal(got, want) {
+			t.Errorf("force %v: after the second rollback %v, want %v", force, got, want)
+		}
+	}
+}
+
 // Another namespace of the same name, which may well get the same inode number,
 // is not the one that was changed.
 func TestNamespaceMadeAgain(t *testing.T) {

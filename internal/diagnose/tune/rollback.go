@@ -195,13 +195,25 @@ func (r *rolling) restoreSetting(s set) (Restored, error) {
 	switch {
 	case present == s.Old:
 		x.Outcome = OutcomeAlready
-		if r.restoring[s.Setting] { // a rollback was killed between it and those
-			err = restoreAlong(at, s)
+		if along, begun := r.restoring[s.Setting]; begun { // a rollback was killed between it and those
+			if along == nil || r.o.Force {
+				along = s.Along
+			}
+			err = restoreAlong(at, along)
 		}
 	case k.took(present, s.New) || r.o.Force:
 		x.Outcome, x.Detail = OutcomeRestored, fmt.Sprintf("%s -> %s", present, s.Old)
-		r.append(entry{Op: opRestoring, Restored: &Restored{Setting: s.Setting, Netns: s.Netns}})
-		err = restore(at, s)
+		along, theirs, err := s.Along, []string(nil), error(nil)
+		if !r.o.Force {
+			if along, theirs, err = alongNow(at, s); err != nil {
+				return x, err
+			}
+		}
+		for _, name := range theirs {
+			x.Detail += fmt.Sprintf("; somebody set %s to %s since: it stays", name, along[name])
+		}
+		r.append(entry{Op: opRestoring, Restored: &Restored{Setting: s.Setting, Netns: s.Netns}, Along: along})
+		return x, restore(at, s, along)
 	default:
 		x.Outcome, x.Detail = OutcomeKept, fmt.Sprintf("somebody set it to %s since (natkit: %s -> %s); --force restores it anyway", present, s.Old, s.New)
 	}
