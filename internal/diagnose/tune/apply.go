@@ -329,6 +329,9 @@ func (a *applying) undo(steps []step, cause error) error {
 	}
 	for _, s := range slices.Backward(steps) {
 		present, err := s.space.read(s.Setting)
+		if errors.Is(err, fs.ErrNotExist) { // its interface is gone, and what was written with it
+			continue
+		}
 		if err == nil && present != s.Old {
 			err = restore(s.space, s.set, s.Along)
 		}

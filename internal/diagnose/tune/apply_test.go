@@ -384,6 +384,26 @@ func TestGone(t *testing.T) {
 	}
 }
 
+// An interface that goes while its setting is written leaves nothing to undo, and nothing that a rollback has to do.
+func TestGoneHalfWay(t *testing.T) {
+	const eth9 = "net.ipv4.conf.eth9.rp_filter"
+	f := newFiles(t, before)
+	f.set(eth9, "1")
+	_, err := Apply(context.Background(), planOf(timeWait+"=30", eth9+"=2"), ApplyOptions{Place: f.Place, step: func(what string) error {
+		if what != eth9 {
+			return nil
+		}
+		return os.RemoveAll(filepath.Dir(filepath.Join(f.root, snapshot.SysctlPath(eth9))))
+	}})
+	if err == nil || !strings.Contains(err.Error(), eth9) || strings.Contains(err.Error(), "failed too") {
+		t.Errorf("error %v", err)
+	}
+	f.expect(normal)
+	if got := f.states(); got != "failed" {
+		t.Errorf("history %q", got)
+	}
+}
+
 // Apply distrusts its plan as well.
 func TestApplyRefuses(t *testing.T) {
 	f := newFiles(t, map[string]string{"kernel.panic": "0"})
