@@ -184,6 +184,9 @@ func (a *applying) prepareChange(p *Plan, c Change) error {
 	if s.Along, err = k.changedAlong(at, c.Setting); err != nil {
 		return err
 	}
+	if s.Interfaces, err = at.indices(s.set); err != nil {
+		return err
+	}
 	a.steps = append(a.steps, s)
 	a.record.Changes = append(a.record.Changes, c)
 	return nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path"
 	"strconv"
@@ -35,6 +36,87 @@ func deviceOf(name string) (device, key string) {
 
 // rpsFiles say which processors are handed what a receive queue gets.
 const rpsFiles = "queues/rx-%d/rps_cpus"
+
+// interfaceIn is the interface in a setting's name, "" where none is.
+func interfaceIn(setting string) string {
+	parts := strings.Split(setting, ".")
+	at := interfacePart(parts)
+	if at < 0 {
+		return ""
+	}
+	return strings.ReplaceAll(parts[at], "/", ".")
+}
+
+// interfaces are the namespace's, by index.
+func (s *space) interfaces() (names map[int]string, err error) {
+	if s.root != procSys {
+		return nil, nil // a tree of files has none
+	}
+	names = map[int]string{}
+	err = s.handle.Do(func() error {
+		list, err := net.Interfaces()
+		for _, i := range list {
+			names[i.Index] = i.Name
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces%s: %w", s.where(), err)
+	}
+	return names, nil
+}
+
+// indices are those of the interfaces that a change names.
+func (s *space) indices(c set) (indices map[string]int, err error) {
+	wanted := map[string]bool{interfaceIn(c.Setting): true}
+	for name := range c.Along {
+		wanted[interfaceIn(name)] = true
+	}
+	if delete(wanted, ""); len(wanted) == 0 {
+		return nil, nil
+	}
+	names, err := s.interfaces()
+	for index, name := range names {
+		if wanted[name] {
+			if indices == nil {
+				indices = map[string]int{}
+			}
+			indices[name] = index
+		}
+	}
+	return indices, err
+}
+
+// renamed is a change by the names that its interfaces have now, and false where the one that it is of is gone.
+func (s *space) renamed(c set) (set, bool, error) {
+	if len(c.Interfaces) == 0 {
+		return c, true, nil
+	}
+	names, err := s.interfaces()
+	if err != nil {
+		return c, false, err
+	}
+	now := func(setting string) (string, bool) {
+		index, known := c.Interfaces[interfaceIn(setting)]
+		if !known { // "all", or an earlier natkit wrote it
+			return setting, true
+		}
+		parts := strings.Split(setting, ".")
+		parts[interfacePart(parts)] = strings.ReplaceAll(names[index], ".", "/")
+		return strings.Join(parts, "."), names[index] != ""
+	}
+	along := map[string]string{}
+	for name, value := range c.Along {
+		if name, there := now(name); there {
+			along[name] = value
+		}
+	}
+	setting, there := now(c.Setting)
+	if there {
+		c.Setting, c.Along = setting, along
+	}
+	return c, there, nil
+}
 
 func (s *space) readDevice(name string) (value string, err error) {
 	device, key := deviceOf(name)

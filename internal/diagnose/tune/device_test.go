@@ -94,6 +94,51 @@ func TestDevice(t *testing.T) {
 	}
 }
 
+// A rollback follows an interface that was renamed since, and leaves alone another one that has its name.
+func TestInterfaceRenamed(t *testing.T) {
+	s, name := namespace(t)
+	place := Place{StateDir: t.TempDir()}
+	const filter, queue, forwards = "net.ipv4.conf.nk0.rp_filter", "dev.nk0.tx_queue_len", "net.ipv4.conf.nk0.forwarding"
+	const renamed, renamedQueue, renamedForwards = "net.ipv4.conf.nk/1.rp_filter", "dev.nk/1.tx_queue_len", "net.ipv4.conf.nk/1.forwarding"
+	set := func(name, value string) {
+		t.Helper()
+		if err := s.write(name, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ip(t, s, "link add nk0 type veth peer name peer0")
+	ip(t, s, "link add gone type veth peer name peer1")
+	set(forward, "0")
+	set(forwards, "1")
+	set(filter, "1")
+	set("net.ipv4.conf.gone.rp_filter", "1")
+	was := values(t, s, filter, queue, forwards)
+	if _, err := Apply(context.Background(), planFor(name, filter+"=2", queue+"=4321", forward+"=1", "net.ipv4.conf.gone.rp_filter=2"), ApplyOptions{Place: place}); err != nil {
+		t.Fatal(err)
+	}
+	ip(t, s, "link set nk0 name nk.1")
+	ip(t, s, "link add nk0 type veth peer name peer2")
+	ip(t, s, "link del gone")
+	ip(t, s, "link add gone type veth peer name peer3")
+	set(filter, "2") // the same by chance
+	set("net.ipv4.conf.gone.rp_filter", "2")
+	r, err := Rollback(context.Background(), Last, RollbackOptions{Place: place})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := outcomes(r); got != "rp_filter gone, ip_forward restored, tx_queue_len restored, rp_filter restored" || !strings.Contains(r.Restored[3].Detail, renamed) {
+		t.Errorf("restored %+v", r.Restored)
+	}
+	got := values(t, s, renamed, renamedQueue, renamedForwards, filter, "net.ipv4.conf.gone.rp_filter", forwards)
+	want := map[string]string{
+		renamed: was[filter], renamedQueue: was[queue], renamedForwards: "1",
+		filter: "2", "net.ipv4.conf.gone.rp_filter": "2", forwards: "0",
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("after rollback %v, want %v", got, want)
+	}
+}
+
 // Threads of their own: only where a device polls, as veth does once it has an XDP
 // program or GRO.
 func TestDeviceThreaded(t *testing.T) {

@@ -75,6 +75,8 @@ type set struct {
 	Initial bool     `json:"initial,omitempty"` // in the initial network namespace
 	// Along holds the old values of the settings that the kernel changes with it.
 	Along map[string]string `json:"along,omitempty"`
+	// Interfaces are the indices of the interfaces that Setting and Along name: a name may be another interface's later.
+	Interfaces map[string]int `json:"interfaces,omitempty"`
 }
 
 // fileChange is what a file of settings was and is to be; nil: it was not there.

@@ -180,11 +180,20 @@ func (r *rolling) restoreSetting(s set) (Restored, error) {
 		return x, nil
 	}
 	defer at.close()
+	there := true
+	if r.sameBoot { // indices are given again at each boot
+		if s, there, err = at.renamed(s); err != nil {
+			return x, err
+		}
+	}
 	k, err := find(s.Setting)
 	if err != nil {
 		return x, err
 	}
-	present, err := at.read(s.Setting)
+	present, err := "", fs.ErrNotExist
+	if there {
+		present, err = at.read(s.Setting)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		x.Outcome, x.Detail = OutcomeGone, "there is no such setting any more: its interface is gone, or its kernel module was unloaded"
 		return x, nil
@@ -195,7 +204,7 @@ func (r *rolling) restoreSetting(s set) (Restored, error) {
 	switch {
 	case present == s.Old:
 		x.Outcome = OutcomeAlready
-		if along, begun := r.restoring[s.Setting]; begun { // a rollback was killed between it and those
+		if along, begun := r.restoring[x.Setting]; begun { // a rollback was killed between it and those
 			if along == nil || r.o.Force {
 				along = s.Along
 			}
@@ -203,6 +212,9 @@ func (r *rolling) restoreSetting(s set) (Restored, error) {
 		}
 	case k.took(present, s.New) || r.o.Force:
 		x.Outcome, x.Detail = OutcomeRestored, fmt.Sprintf("%s -> %s", present, s.Old)
+		if s.Setting != x.Setting {
+			x.Detail += fmt.Sprintf(" in %s, as its interface was renamed since", s.Setting)
+		}
 		along, theirs, err := s.Along, []string(nil), error(nil)
 		if !r.o.Force {
 			if along, theirs, err = alongNow(at, s); err != nil {
@@ -212,7 +224,7 @@ func (r *rolling) restoreSetting(s set) (Restored, error) {
 		for _, name := range theirs {
 			x.Detail += fmt.Sprintf("; somebody set %s to %s since: it stays", name, along[name])
 		}
-		r.append(entry{Op: opRestoring, Restored: &Restored{Setting: s.Setting, Netns: s.Netns}, Along: along})
+		r.append(entry{Op: opRestoring, Restored: &Restored{Setting: x.Setting, Netns: s.Netns}, Along: along})
 		return x, restore(at, s, along)
 	default:
 		x.Outcome, x.Detail = OutcomeKept, fmt.Sprintf("somebody set it to %s since (natkit: %s -> %s); --force restores it anyway", present, s.Old, s.New)

@@ -151,11 +151,7 @@ func find(name string) (setting, error) {
 		return s, nil
 	}
 	parts := strings.Split(name, ".")
-	at := 3
-	if len(parts) == 3 && isDevice(name) {
-		at = 1
-	}
-	if (at == 1 || len(parts) == 5 && parts[2] == "conf") && validInterface(strings.ReplaceAll(parts[at], "/", ".")) {
+	if at := interfacePart(parts); at >= 0 && validInterface(strings.ReplaceAll(parts[at], "/", ".")) {
 		parts[at] = "*"
 		if s, ok := settings[strings.Join(parts, ".")]; ok {
 			s.name = name
@@ -163,6 +159,17 @@ func find(name string) (setting, error) {
 		}
 	}
 	return setting{}, fmt.Errorf("setting %q: not one of those that natkit changes", name)
+}
+
+// interfacePart is where an interface, "all" or "default" stands among the parts of a setting's name, -1 where none does.
+func interfacePart(parts []string) int {
+	switch {
+	case len(parts) == 3 && parts[0] == "dev":
+		return 1
+	case len(parts) == 5 && parts[2] == "conf":
+		return 3
+	}
+	return -1
 }
 
 // validInterface is stricter than the kernel (dev_valid_name): of the other
