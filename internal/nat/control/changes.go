@@ -35,7 +35,7 @@ type Change struct {
 	Keep string `json:"keep,omitempty"`
 
 	Interface string     `json:"interface,omitempty"`
-	Ifindex   int        `json:"ifindex,omitempty"` // of a neighbour's: it may be renamed
+	Ifindex   int        `json:"ifindex,omitempty"` // of the interface of a neighbour or a setting: it may be renamed
 	Address   netip.Addr `json:"address,omitzero"`
 
 	Reason string `json:"reason"`
@@ -226,6 +226,16 @@ func takeBack(ns *netns.Handle, j *journal.Journal, changes []Change) error {
 func (c Change) unmake() (kept string, err error) {
 	switch c.Kind {
 	case changeSetting:
+		if c.Ifindex != 0 {
+			l, err := netlink.LinkByIndex(c.Ifindex)
+			if errors.As(err, new(netlink.LinkNotFoundError)) {
+				return "", nil // another interface may have its name
+			}
+			if err != nil {
+				return "", fmt.Errorf("interface %d: %w", c.Ifindex, err)
+			}
+			c.Setting = redirectSetting(l.Attrs().Name)
+		}
 		value, err := readSetting(c.Setting)
 		switch {
 		case errors.Is(err, os.ErrNotExist): // its interface is gone

@@ -133,6 +133,34 @@ func testOneArmed(t *testing.T, run matrixRun) {
 	}
 }
 
+// Down puts back the setting of an interface that was renamed since, and leaves alone another one that has its name.
+func TestOneArmedRenamed(t *testing.T) {
+	b := newTestbed(t)
+	o := b.options()
+	o.Engine = EngineNFT
+	b.up("inside: [out]\noutside: [out]\nrules:\n  - masquerade: 10.0.0.0/24\n", o)
+	b.in(b.gateway, func() error {
+		l, err := netlink.LinkByName("out")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, "wan.1"),
+			netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "out"}, PeerName: "peer"}),
+			writeSetting(redirectSetting("out"), "0"))
+	})
+	if kept, err := Down(b.gateway); err != nil || len(kept) > 0 {
+		t.Fatalf("down: %v, %v", kept, err)
+	}
+	b.in(b.gateway, func() error {
+		renamed, err1 := readSetting(redirectSetting("wan.1"))
+		other, err2 := readSetting(redirectSetting("out"))
+		if renamed != "1" || other != "0" {
+			t.Errorf("send_redirects of the renamed interface %s, of the other %s", renamed, other)
+		}
+		return errors.Join(err1, err2)
+	})
+}
+
 // The gateway, its internal hosts and the router to the world are on one network, as behind many a
 // router that can't be replaced. The router is an internal host by its address.
 func TestOneArmedNetwork(t *testing.T) {

@@ -182,22 +182,24 @@ func without(a, b []string) (out []string) {
 // and what it does not need any more. The calling thread is in the namespace.
 func (p *Plan) planChanges(file *rulefile.File, reserve datapath.PortList, proxies []datapath.ProxyNeighbour, reserved datapath.PortList, made []Change) error {
 	var errs []error
-	add := func(name, value, reason string) {
+	add := func(name, value, reason string, ifindex int) {
 		c, err := settingChange(name, value, reason)
 		errs = append(errs, err)
 		if c != nil {
+			c.Ifindex = ifindex
 			p.Changes = append(p.Changes, *c)
 		}
 	}
 	if armed := file.OneArmed(); len(armed) > 0 {
 		const reason = "internal hosts would be sent past the gateway, to the next router on the same interface, and go there untranslated"
-		for _, name := range append(armed, "all") { // either of the two is enough to send redirects
-			if _, err := netlink.LinkByName(name); name == "all" || err == nil {
-				add(redirectSetting(name), "0", reason)
+		for _, name := range armed {
+			if l, err := netlink.LinkByName(name); err == nil {
+				add(redirectSetting(name), "0", reason, l.Attrs().Index)
 			}
 		}
+		add(redirectSetting("all"), "0", reason, 0) // either of the two is enough to send redirects
 	}
-	add(settingForward, "1", "without it the kernel neither forwards packets nor sends ICMP errors to their senders")
+	add(settingForward, "1", "without it the kernel neither forwards packets nor sends ICMP errors to their senders", 0)
 	if last := len(p.Changes) - 1; last >= 0 && p.Changes[last].Setting == settingForward {
 		var err error
 		p.Changes[last].Keep, err = keptFromForwarding()
@@ -207,7 +209,7 @@ func (p *Plan) planChanges(file *rulefile.File, reserve datapath.PortList, proxi
 	others, err := reservedByOthers(reserved, made)
 	errs = append(errs, err)
 	if want := others.With(reserve...).String(); want != reserved.String() {
-		add(settingReservedPorts, want, "the gateway's own connections leave alone the ports that the rules give away")
+		add(settingReservedPorts, want, "the gateway's own connections leave alone the ports that the rules give away", 0)
 	}
 	warnings, err := foreign(proxies)
 	errs = append(errs, err)
