@@ -3,6 +3,7 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/netip"
@@ -483,5 +484,40 @@ func TestAlternativeName(t *testing.T) {
 	}
 	if after := b.state(); after != before {
 		t.Errorf("after:\n%s\nbefore:\n%s", after, before)
+	}
+}
+
+// refusing is the kernel's NAT where the kernel does not take the rules.
+type refusing struct{ nftRunning }
+
+func (refusing) replace(context.Context, *Plan) error { return errors.New("refused") }
+
+// Rules that the kernel refuses are not taken for those of an apply that was killed.
+func TestApplyRefusedByKernel(t *testing.T) {
+	b := newTestbed(t)
+	o := b.options()
+	o.Engine = EngineNFT
+	b.up(baseRules, o)
+	in, err := hold(b.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := in.record()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := baseRules + "  - map: 10.0.0.78 <-> 198.51.100.78\n"
+	_, err = in.apply(t.Context(), rec, b.parse(text), text, o, refusing{nftRunning{b.gateway}})
+	if err == nil || err.Error() != "refused" {
+		t.Errorf("apply: %v", err)
+	}
+	if err := in.release(); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := ReadStatus(b.gateway); err != nil || len(s.Problems) > 0 {
+		t.Errorf("problems %q, %v", s.Problems, err)
+	}
+	if rules, err := Rules(b.gateway); err != nil || len(rules) != len(b.parse(baseRules).Rules) {
+		t.Errorf("rules %v, %v", rules, err)
 	}
 }

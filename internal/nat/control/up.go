@@ -197,7 +197,20 @@ func (in *instance) change(ctx context.Context, p *Plan, intent *record, e runni
 	if err := errors.Join(intent.keepPast(in.inode), intent.write(in.inode)); err != nil {
 		return err
 	}
-	return e.replace(ctx, p)
+	if err := e.replace(ctx, p); err != nil {
+		return errors.Join(err, intent.refused(in.inode, e))
+	}
+	return nil
+}
+
+// refused is for rules that were to come and have not: who reads the record must not take their apply for killed.
+// Of engine nft, which settles nothing, the kernel takes the whole table or leaves what is there.
+func (r *record) refused(inode uint64, e running) error {
+	if err := e.settle(r); err != nil {
+		return err
+	}
+	r.Next = nil
+	return r.write(inode)
 }
 
 // Down takes the engine off the namespace and puts back what it changed there. What
