@@ -521,3 +521,33 @@ func TestApplyRefusedByKernel(t *testing.T) {
 		t.Errorf("rules %v, %v", rules, err)
 	}
 }
+
+// Who is refused because of a natkit serve is told whose it is, or that it has just begun, or which file is damaged.
+func TestServedErrors(t *testing.T) {
+	b := newTestbed(t)
+	inode := b.gateway.Inode()
+	s, err := holdServing(inode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.release() })
+	refused := func(want ...string) {
+		t.Helper()
+		err := refuseServed(b.gateway, nil)
+		for _, w := range want {
+			if err == nil || !strings.Contains(err.Error(), w) {
+				t.Errorf("error %v, want %q", err, w)
+			}
+		}
+	}
+	refused("just been started")
+	if err := s.say(ServeState{Process: 7, File: "/etc/nat.yaml"}); err != nil {
+		t.Fatal(err)
+	}
+	refused("process 7", "/etc/nat.yaml")
+	path := instancePath(inode, ".serve.json")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused(path)
+}

@@ -40,6 +40,9 @@ type serving struct {
 type ServedError struct{ ServeState }
 
 func (e *ServedError) Error() string {
+	if e.Process == 0 {
+		return "a natkit serve that has just been started keeps this NAT: try again, then natkit names its process and its file"
+	}
 	return fmt.Sprintf("natkit serve (process %d) keeps this NAT equal to %s: change that file, or stop natkit serve", e.Process, e.File)
 }
 
@@ -143,10 +146,13 @@ func readServeState(inode uint64) (state ServeState, err error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return state, nil // it has just begun
 	}
-	if err == nil {
-		err = json.Unmarshal(data, &state)
+	if err != nil {
+		return state, err
 	}
-	return state, err
+	if err := json.Unmarshal(data, &state); err != nil {
+		return state, fmt.Errorf("what natkit serve reports of itself in %s can't be read, restart it: %w", instancePath(inode, ".serve.json"), err)
+	}
+	return state, nil
 }
 
 // refuseServed refuses to change an instance that a natkit serve keeps, to all but it.
