@@ -167,14 +167,15 @@ natkit tune history), otherwise an interrupted one, otherwise the newest that
 stands.
 
 A setting that somebody else has changed since is reported and kept, unless --force
-is given. A namespace that is gone is left alone, even when another one has its
-name now.`,
+is given. An apply that a later one builds on is refused without --force: roll the
+later one back first. A namespace that is gone is left alone, even when another one
+has its name now.`,
 		Example: `  natkit tune rollback
   natkit tune rollback last
   natkit tune rollback 20260102-150405 --force`,
 		Args: asUsage(cobra.MaximumNArgs(1)),
 	}
-	cmd.Flags().BoolVar(&o.Force, "force", false, "also restore what somebody else has changed since")
+	cmd.Flags().BoolVar(&o.Force, "force", false, "also restore what somebody else or a later apply has changed since")
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if e.netns != "" {

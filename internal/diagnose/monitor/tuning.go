@@ -53,7 +53,7 @@ func (m *monitor) beginTuning(ctx context.Context) ([]history.Tuning, error) {
 		return nil, nil
 	}
 	const why = "natkit monitor ended before its effect was known"
-	_, err = tune.Rollback(ctx, last.ID, tune.RollbackOptions{Place: m.o.TunePlace})
+	_, err = tune.Rollback(ctx, last.ID, tune.RollbackOptions{Place: m.o.TunePlace, Beneath: true})
 	m.tuner.last = time.Now()
 	var out []history.Tuning
 	for _, c := range last.Changes {
@@ -142,7 +142,7 @@ func (m *monitor) perform(ctx context.Context, act *action) []history.Tuning {
 		return m.tuner.changed(act.change, r, err, time.Now())
 	}
 	// What was found to be worse is taken back even when the monitor is told to end.
-	_, err := tune.Rollback(context.WithoutCancel(ctx), act.takeBack, tune.RollbackOptions{Place: m.o.TunePlace})
+	_, err := tune.Rollback(context.WithoutCancel(ctx), act.takeBack, tune.RollbackOptions{Place: m.o.TunePlace, Beneath: true})
 	return m.tuner.tookBack(act.why, err, time.Now())
 }
 

@@ -366,6 +366,54 @@ func TestChangedSince(t *testing.T) {
 	f.expect(normal)
 }
 
+// An apply that a later one builds on is not taken back from under it, unless that is forced.
+func TestBuiltOn(t *testing.T) {
+	for _, c := range []struct {
+		name, what    string
+		first, second []string
+		persist       [2]bool
+	}{
+		{"again", settingMax, []string{settingMax + "=2000", timeWait + "=30"}, []string{settingMax + "=4000"}, [2]bool{}},
+		{"file", persistName, []string{settingMax + "=2000"}, []string{timeWait + "=30"}, [2]bool{true, true}},
+		{"kept", persistName, []string{settingMax + "=2000"}, []string{timeWait + "=30"}, [2]bool{false, true}},
+		{"other", "", []string{settingMax + "=2000"}, []string{timeWait + "=30"}, [2]bool{true, false}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFiles(t, before)
+			first := f.apply(ApplyOptions{Persist: c.persist[0]}, c.first...)
+			second := f.apply(ApplyOptions{Persist: c.persist[1]}, c.second...)
+			_, err := Rollback(context.Background(), first.ID, RollbackOptions{Place: f.Place})
+			if c.what == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), c.what) || !strings.Contains(err.Error(), "natkit tune rollback "+second.ID+" first") {
+				t.Errorf("rollback of the first: %v", err)
+			}
+			if got := f.states(); got != "applied, applied" {
+				t.Errorf("history %q", got)
+			}
+			f.rollback(second.ID, false)
+			f.rollback(first.ID, false)
+			f.expect(normal)
+			if got := f.conf(); got != "-" {
+				t.Errorf("file\n%s", got)
+			}
+		})
+	}
+	f := newFiles(t, before)
+	first := f.apply(ApplyOptions{}, settingMax+"=2000")
+	f.apply(ApplyOptions{}, settingMax+"=4000")
+	r, err := Rollback(context.Background(), first.ID, RollbackOptions{Place: f.Place, Beneath: true})
+	if err != nil || outcomes(r) != "nf_conntrack_max kept" {
+		t.Errorf("beneath the second: %+v, %v", r, err)
+	}
+	f.rollback(first.ID, true)
+	f.expect(normal)
+}
+
 // A setting that vanished (an interface, a module) stops neither way.
 func TestGone(t *testing.T) {
 	const eth9 = "net.ipv4.conf.eth9.rp_filter"

@@ -94,8 +94,13 @@ func (f persistFile) read() ([]Change, error) {
 	if !strings.HasPrefix(*text, persistHeader) {
 		return nil, fmt.Errorf("%s was not written by natkit: move it away, or keep its settings under another name", f.path)
 	}
+	return f.parse(*text)
+}
+
+// parse reads what text wrote.
+func (f persistFile) parse(text string) ([]Change, error) {
 	var out []Change
-	for line := range strings.Lines(*text) {
+	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if f.device {
 			rest, ok := strings.CutPrefix(line, devicePrefix)

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"natkit/internal/kernel/journal"
@@ -24,7 +25,10 @@ var ErrNothing = errors.New("nothing to roll back")
 // RollbackOptions says how far a rollback may go.
 type RollbackOptions struct {
 	Place
-	Force bool // restore also what somebody else has changed since
+	Force bool // restore also what somebody else has changed since, and what a later apply builds on
+	// Beneath takes back an apply although a later one builds on it, and keeps what that has changed: for who finds
+	// that its change does harm.
+	Beneath bool
 }
 
 // Rollback takes an apply back: the files in /etc, then each setting, newest
@@ -52,6 +56,9 @@ func Rollback(ctx context.Context, id string, o RollbackOptions) (*Record, error
 		return nil, err
 	}
 	a, err := choose(accounts, id, o.Force)
+	if err == nil && !o.Force && !o.Beneath && a.State != StateInterrupted { // which has to be gone on with
+		err = onTop(accounts, a)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -99,6 +106,41 @@ func choose(accounts []*account, id string, force bool) (*account, error) {
 		return nil, fmt.Errorf("apply %s is rolled back, except what somebody else had changed: --force restores that too", id)
 	}
 	return nil, fmt.Errorf("apply %s: nothing to undo, it is %s", id, a.State)
+}
+
+// onTop refuses to take an apply back from under a later one: its values would be taken for somebody else's, and
+// those in a file return with the later one's rollback, or at the next boot.
+func onTop(accounts []*account, a *account) error {
+	for i := len(accounts) - 1; accounts[i] != a; i-- {
+		if what := accounts[i].buildsOn(a); what != "" && accounts[i].undoable() {
+			return fmt.Errorf("apply %s: the later apply %s builds on it, by %s: run natkit tune rollback %s first, or add --force", a.ID, accounts[i].ID, what, accounts[i].ID)
+		}
+	}
+	return nil
+}
+
+// buildsOn is a setting or a file that a later apply b has changed again, or the file in which it keeps
+// what a has set; "" for none.
+func (b *account) buildsOn(a *account) string {
+	for _, f := range b.files {
+		if slices.ContainsFunc(a.files, func(g *fileChange) bool { return g.Path == f.Path }) {
+			return f.Path
+		}
+	}
+	for _, s := range a.sets {
+		if slices.ContainsFunc(b.sets, func(t set) bool {
+			return t.Setting == s.Setting && (t.Space == s.Space || t.Initial && s.Initial)
+		}) {
+			return s.Setting
+		}
+		for _, f := range b.files {
+			kept, _ := persistFile{f.Path, strings.HasSuffix(f.Path, udevName)}.parse(f.New) // another natkit's may have more
+			if s.Initial && slices.ContainsFunc(kept, func(c Change) bool { return c.Setting == s.Setting && c.New == s.New }) {
+				return f.Path
+			}
+		}
+	}
+	return ""
 }
 
 // rolling is one rollback in progress.
