@@ -308,6 +308,24 @@ func TestPending(t *testing.T) {
 	f.expect(normal)
 }
 
+// The history reads a journal that was cut as it is: a rollback that is about to lock it must not find it locked.
+func TestHistoryReadsAlone(t *testing.T) {
+	f := newFiles(t, before)
+	const journal = `{"op":"begin","id":"20260102-150405","boot":"x"}` + "\n" + `{"op":"set",`
+	boot, err := bootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Replace(journal, `"x"`, `"`+boot+`"`, 1)
+	write(t, f.journal(), text)
+	if got := f.states(); got != "interrupted" {
+		t.Errorf("history %q", got)
+	}
+	if now, err := os.ReadFile(f.journal()); err != nil || string(now) != text {
+		t.Errorf("journal %q, %v", now, err)
+	}
+}
+
 // A process killed while it wrote a file below /etc leaves half of it under another name,
 // which the rollback takes away.
 func TestPendingFile(t *testing.T) {

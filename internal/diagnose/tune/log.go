@@ -109,12 +109,12 @@ func History(p Place) ([]Record, error) {
 		out[i] = a.Record
 	}
 	if slices.ContainsFunc(accounts, func(a *account) bool { return a.State == StateInterrupted }) {
-		j, err := journal.Open(p.journal())
-		if err == nil {
-			return out, j.Close()
-		}
-		if !errors.Is(err, journal.ErrLocked) {
+		held, err := journal.Held(p.journal())
+		if err != nil {
 			return nil, err
+		}
+		if !held {
+			return out, nil
 		}
 		for i := range out { // unfinished, and somebody is at work: it is being done
 			if out[i].State == StateInterrupted {
