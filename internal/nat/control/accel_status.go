@@ -87,7 +87,7 @@ func ReadAccelStatus(ns *netns.Handle) (s *AccelStatus, err error) {
 	}
 	return s, ns.Do(func() error {
 		s.checkSettings(ns, rec, again)
-		return s.readLinks(rec, dir, again)
+		return s.readLinks(ns, rec, dir, again)
 	})
 }
 
@@ -145,7 +145,7 @@ func (s *AccelStatus) CheckBypassed(ns *netns.Handle, chains []snapshot.Chain) e
 
 // readLinks reports where packets are met, and what has changed since. The calling thread
 // is in the namespace.
-func (s *AccelStatus) readLinks(rec *record, dir, again string) error {
+func (s *AccelStatus) readLinks(ns *netns.Handle, rec *record, dir, again string) error {
 	attached, err := datapath.Attached(dir)
 	if err != nil {
 		return err
@@ -153,7 +153,13 @@ func (s *AccelStatus) readLinks(rec *record, dir, again string) error {
 	for i, known := range rec.Links {
 		out := AccelInterface{Name: known.Name, Hooks: []string{}, Reason: rec.Accel.Placements[i].Reason}
 		l, err := netlink.LinkByName(known.Name)
+		renamed, gone := netlink.LinkByIndex(known.Ifindex)
 		switch {
+		case err != nil && gone == nil:
+			next := *rec
+			next.Links = slices.Clone(rec.Links)
+			next.Links[i].Name = renamed.Attrs().Name
+			s.problem("interface " + known.Name + " was renamed to " + renamed.Attrs().Name + ", where its packets are accelerated as before: " + next.restart(ns) + " use that name")
 		case err != nil:
 			s.problem("interface " + known.Name + " is gone; when it is back, " + again + " follow it")
 		case l.Attrs().Index != known.Ifindex:

@@ -992,6 +992,30 @@ func TestAccelProblems(t *testing.T) {
 	}
 }
 
+// An interface that was renamed is not called gone: its packets are accelerated, and the commands that follow it have
+// its name.
+func TestAccelRenamed(t *testing.T) {
+	b := newAccelTestbed(t)
+	b.accelOn(b.accelOptions())
+	b.rename("out", "wan.1")
+	s, err := ReadAccelStatus(b.gateway)
+	if err != nil || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "out was renamed to wan.1") || !strings.Contains(s.Problems[0], "--attach tc in wan.1`") {
+		t.Errorf("problems %q, %v", s.Problems, err)
+	}
+}
+
+// rename gives an interface of the gateway another name.
+func (b *testbed) rename(name, to string) {
+	b.t.Helper()
+	b.in(b.gateway, func() error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, to), netlink.LinkSetUp(l))
+	})
+}
+
 // Rules and programs that come when acceleration is on are a problem; natkit's own
 // programs and what was accepted are none.
 func TestAccelBypassedSince(t *testing.T) {

@@ -586,6 +586,16 @@ func TestInterfaceRecreated(t *testing.T) {
 	b.ping(b.client, "198.51.100.9")
 }
 
+// An interface that was renamed is not called gone: its packets are translated.
+func TestInterfaceRenamed(t *testing.T) {
+	b := newTestbed(t)
+	b.up(baseRules, b.options())
+	b.rename("out", "wan.1")
+	if s, err := ReadStatus(b.gateway); err != nil || !strings.Contains(strings.Join(s.Problems, "; "), "out was renamed to wan.1") {
+		t.Errorf("problems %q, %v", s.Problems, err)
+	}
+}
+
 // An interface that was moved to another namespace keeps its program there: that is reported, and
 // whoever follows the machine takes it off.
 func TestInterfaceMoved(t *testing.T) {

@@ -93,7 +93,7 @@ func (d *drifting) interfaces(pins string) error {
 		known := d.rec.Links[i]
 		l, err := netlink.LinkByName(name)
 		if err != nil {
-			d.wait("interface %s is gone", name)
+			d.wait("%s", missingLink(name, known.Ifindex))
 			continue
 		}
 		if err := d.device(l, known, attached); err != nil {
@@ -112,6 +112,14 @@ func (d *drifting) interfaces(pins string) error {
 		}
 	}
 	return nil
+}
+
+// missingLink is what has become of an interface that is not there by its name. The calling thread is in the namespace.
+func missingLink(name string, ifindex int) string {
+	if l, err := netlink.LinkByIndex(ifindex); ifindex != 0 && err == nil {
+		return fmt.Sprintf("interface %s was renamed to %s, and the rule file names it %s", name, l.Attrs().Name, name)
+	}
+	return fmt.Sprintf("interface %s is gone", name)
 }
 
 // moved finds programs on interfaces that are in another namespace now: the kernel leaves them

@@ -139,13 +139,9 @@ func TestOneArmedRenamed(t *testing.T) {
 	o := b.options()
 	o.Engine = EngineNFT
 	b.up("inside: [out]\noutside: [out]\nrules:\n  - masquerade: 10.0.0.0/24\n", o)
+	b.rename("out", "wan.1")
 	b.in(b.gateway, func() error {
-		l, err := netlink.LinkByName("out")
-		if err != nil {
-			return err
-		}
-		return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, "wan.1"),
-			netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "out"}, PeerName: "peer"}),
+		return errors.Join(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "out"}, PeerName: "peer"}),
 			writeSetting(redirectSetting("out"), "0"))
 	})
 	if kept, err := Down(b.gateway); err != nil || len(kept) > 0 {
