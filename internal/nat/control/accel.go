@@ -379,10 +379,13 @@ func AccelOff(ns *netns.Handle) (kept []string, err error) {
 	}
 	rec, err := in.record()
 	if errors.Is(err, ErrDown) {
-		if changes, _ := standing(in.j.Path()); len(changes) == 0 && !in.pinned() {
+		changes, damaged := standing(in.j.Path())
+		if damaged == nil && len(changes) == 0 && !in.pinned() {
 			return nil, errors.Join(ErrAccelOff, in.remove())
 		}
-		err = ErrAccelOff
+		if err = damaged; err == nil {
+			err = errors.New("what natkit has brought up here has lost its record: `natkit down` takes it down and restores what the journal holds")
+		}
 	} else if err == nil && rec.Accel == nil {
 		err = fmt.Errorf("%w: engine %s is up, which %s takes down", ErrAccelOff, rec.Engine, rec.down(ns))
 	}

@@ -1016,6 +1016,32 @@ func (b *testbed) rename(name, to string) {
 	})
 }
 
+// Acceleration whose record was lost is not called off, and a journal that can't be read is not removed.
+func TestAccelOffWithoutRecord(t *testing.T) {
+	b := newAccelTestbed(t)
+	b.accelOn(b.accelOptions())
+	inode := b.gateway.Inode()
+	if err := os.Remove(instancePath(inode, ".json")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := AccelOff(b.gateway); err == nil || errors.Is(err, ErrAccelOff) || !strings.Contains(err.Error(), "`natkit down`") {
+		t.Errorf("off: %v", err)
+	}
+	if kept, err := Down(b.gateway); err != nil || len(kept) > 0 {
+		t.Errorf("down: %v, %v", kept, err)
+	}
+	journal := instancePath(inode, ".journal")
+	if err := os.WriteFile(journal, []byte("damaged\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := AccelOff(b.gateway); err == nil || errors.Is(err, ErrAccelOff) || !strings.Contains(err.Error(), journal) {
+		t.Errorf("off with a damaged journal: %v", err)
+	}
+	if err := os.Remove(journal); err != nil {
+		t.Error(err)
+	}
+}
+
 // Rules and programs that come when acceleration is on are a problem; natkit's own
 // programs and what was accepted are none.
 func TestAccelBypassedSince(t *testing.T) {
