@@ -22,6 +22,7 @@ import (
 
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
+	"natkit/internal/nat/datapath"
 	"natkit/internal/nat/nft"
 	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
@@ -519,6 +520,42 @@ func TestApplyRefusedByKernel(t *testing.T) {
 	}
 	if rules, err := Rules(b.gateway); err != nil || len(rules) != len(b.parse(baseRules).Rules) {
 		t.Errorf("rules %v, %v", rules, err)
+	}
+}
+
+// detaching is engine ebpf where what comes after the rules fails.
+type detaching struct{ *ebpfRunning }
+
+func (e detaching) replace(ctx context.Context, p *Plan) error {
+	return errors.Join(e.ebpfRunning.replace(ctx, p), errors.New("not detached"))
+}
+
+// What fails once the rules are in force takes back nothing that they need.
+func TestApplyFailsAfterRules(t *testing.T) {
+	b := newTestbed(t)
+	b.up(baseRules, b.options())
+	in, err := hold(b.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err1 := in.record()
+	e, err2 := ebpfEngine{}.open(b.gateway)
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	text := baseRules + "  - map: 10.0.0.78 <-> 198.51.100.78\n"
+	_, err = in.apply(t.Context(), rec, b.parse(text), text, b.options(), detaching{e.(*ebpfRunning)})
+	if err == nil || err.Error() != "not detached" {
+		t.Errorf("apply: %v", err)
+	}
+	if err := errors.Join(e.Close(), in.release()); err != nil {
+		t.Fatal(err)
+	}
+	rules, err := Rules(b.gateway)
+	var proxies []datapath.ProxyNeighbour
+	b.in(b.gateway, func() (err error) { proxies, err = proxied(); return err })
+	if err != nil || len(rules) != 4 || len(proxies) != 2 {
+		t.Errorf("rules %v, %v; ARP is answered for %v", rules, err, proxies)
 	}
 }
 

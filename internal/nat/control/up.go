@@ -172,19 +172,20 @@ func (in *instance) apply(ctx context.Context, rec *record, file *rulefile.File,
 	}
 	intent := before
 	intent.Links, intent.Addresses, intent.Next = rec.Links, rec.Addresses, rec.Next
-	if err := in.change(ctx, p, &intent, e); err != nil {
-		changes, err2 := standing(in.j.Path())
-		if err2 == nil {
-			err2 = takeBack(in.ns, in.j, changes[len(made):])
+	failed := in.change(ctx, p, &intent, e)
+	if failed != nil && !intent.changedOver(rec.Next) {
+		changes, err := standing(in.j.Path())
+		if err == nil {
+			err = takeBack(in.ns, in.j, changes[len(made):])
 		}
-		return nil, errors.Join(err, err2, undo(), before.forgetPast(in.inode))
+		return nil, errors.Join(failed, err, undo(), before.forgetPast(in.inode))
 	}
 	if rec.Next.Number != rec.Rules.Number {
 		rec.Next.came()
 	}
 	rec.Rules, rec.Next = *rec.Next, nil
 	_, forwarding := splitForwarding(p.Changes)
-	return p, errors.Join(do(in.ns, in.j, forwarding), takeBack(in.ns, in.j, p.Undone), rec.write(in.inode))
+	return p, errors.Join(failed, do(in.ns, in.j, forwarding), takeBack(in.ns, in.j, p.Undone), rec.write(in.inode))
 }
 
 // change puts the plan's rules in place, or nothing but changes of the namespace, which
@@ -211,6 +212,12 @@ func (r *record) refused(inode uint64, e running) error {
 	}
 	r.Next = nil
 	return r.write(inode)
+}
+
+// changedOver reports whether rules that were to come are in force though what came after that failed, as refused has
+// found.
+func (r *record) changedOver(next *ruleText) bool {
+	return next.Generation > 0 && r.Rules.Generation == next.Generation
 }
 
 // Down takes the engine off the namespace and puts back what it changed there. What
