@@ -653,6 +653,34 @@ func TestRecordOfNamespaceGone(t *testing.T) {
 	}
 }
 
+// What somebody else has put among the pins of a namespace that is gone stays, and stops no command in another one.
+func TestForeignPinOfNamespaceGone(t *testing.T) {
+	b := newTestbedAlone(t)
+	b.up(baseRules, b.options())
+	inode := b.gateway.Inode()
+	foreign := filepath.Join(pinsOf(inode), "foreign")
+	if err := errors.Join(os.Mkdir(foreign, 0o700), netns.Delete(b.name), b.gateway.Close()); err != nil {
+		t.Fatal(err)
+	}
+	ktest.Wait(t, patient, "the record to be removed", func() bool {
+		if _, err := Clean(); err != nil {
+			t.Fatal(err)
+		}
+		_, err := readRecord(inode)
+		return errors.Is(err, ErrDown)
+	})
+	if n, err := Clean(); n != 0 || err != nil {
+		t.Errorf("removed %d, %v", n, err)
+	}
+	if err := errors.Join(os.Remove(foreign), os.Remove(filepath.Dir(foreign))); err != nil {
+		t.Error(err)
+	}
+	var err error
+	if b.gateway, err = netns.Create(b.name); err != nil { // for the testbed's own removal
+		t.Fatal(err)
+	}
+}
+
 // An engine of a namespace that is gone holds memory until somebody looks.
 func TestNamespaceGone(t *testing.T) {
 	for name, older := range map[string]bool{"as made": false, "of an older natkit": true} {

@@ -280,10 +280,10 @@ func Clean() (removed int, err error) {
 		if gone, err := isGone(inode, dir, places); err != nil || !gone {
 			continue
 		}
-		if err := errors.Join(datapath.Unload(dir), removeRecord(inode), removeJournal(inode), forgetServing(inode)); err != nil {
-			return removed, err
+		// What somebody else has put among its files stays, and with it the folder: it is tried again each time.
+		if err := errors.Join(datapath.Unload(dir), removeRecord(inode), removeJournal(inode), forgetServing(inode)); err == nil {
+			removed++
 		}
-		removed++
 	}
 	return removed, nil
 }
