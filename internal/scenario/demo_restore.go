@@ -44,7 +44,7 @@ func (o *DemoOptions) recover(ctx context.Context) error {
 		if r.By != demoName || (r.State != tune.StateApplied && r.State != tune.StateInterrupted) {
 			continue
 		}
-		if _, err := tune.Rollback(ctx, r.ID, tune.RollbackOptions{Place: o.Place}); err != nil {
+		if _, err := tune.Rollback(ctx, r.ID, tune.RollbackOptions{Place: o.Place, Beneath: true}); err != nil {
 			return fmt.Errorf("restore what a killed demo changed: %w", err)
 		}
 	}
@@ -61,7 +61,7 @@ func (o *DemoOptions) recover(ctx context.Context) error {
 func (d *demo) restore() error {
 	var errs []error
 	if d.applied != nil && d.applied.State == tune.StateApplied {
-		_, err := tune.Rollback(context.Background(), d.applied.ID, tune.RollbackOptions{Place: d.o.Place})
+		_, err := tune.Rollback(context.Background(), d.applied.ID, tune.RollbackOptions{Place: d.o.Place, Beneath: true})
 		errs = append(errs, err)
 	}
 	var made []netns.Named

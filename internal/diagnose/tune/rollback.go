@@ -254,24 +254,30 @@ func (r *rolling) restoreSetting(s set) (Restored, error) {
 		}
 	case k.took(present, s.New) || r.o.Force:
 		x.Outcome, x.Detail = OutcomeRestored, fmt.Sprintf("%s -> %s", present, s.Old)
-		if s.Setting != x.Setting {
-			x.Detail += fmt.Sprintf(" in %s, as its interface was renamed since", s.Setting)
-		}
-		along, theirs, err := s.Along, []string(nil), error(nil)
-		if !r.o.Force {
-			if along, theirs, err = alongNow(at, s); err != nil {
-				return x, err
-			}
-		}
-		for _, name := range theirs {
-			x.Detail += fmt.Sprintf("; somebody set %s to %s since: it stays", name, along[name])
-		}
-		r.append(entry{Op: opRestoring, Restored: &Restored{Setting: x.Setting, Netns: s.Netns}, Along: along})
-		return x, restore(at, s, along)
+		err = r.putBack(at, s, &x)
 	default:
 		x.Outcome, x.Detail = OutcomeKept, fmt.Sprintf("somebody set it to %s since (natkit: %s -> %s); --force restores it anyway", present, s.Old, s.New)
 	}
 	return x, err
+}
+
+// putBack restores a setting, which has the name in s now, and what the kernel changes along with it.
+func (r *rolling) putBack(at *space, s set, x *Restored) error {
+	if s.Setting != x.Setting {
+		x.Detail += fmt.Sprintf(" in %s, as its interface was renamed since", s.Setting)
+	}
+	along, theirs := s.Along, []string(nil)
+	if !r.o.Force {
+		var err error
+		if along, theirs, err = alongNow(at, s); err != nil {
+			return err
+		}
+	}
+	for _, name := range theirs {
+		x.Detail += fmt.Sprintf("; somebody set %s to %s since: it stays", name, along[name])
+	}
+	r.append(entry{Op: opRestoring, Restored: &Restored{Setting: x.Setting, Netns: s.Netns}, Along: along})
+	return restore(at, s, along)
 }
 
 // find opens the namespace that a setting was written in. Without an error and a

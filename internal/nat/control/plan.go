@@ -190,14 +190,8 @@ func (p *Plan) planChanges(file *rulefile.File, reserve datapath.PortList, proxi
 			p.Changes = append(p.Changes, *c)
 		}
 	}
-	if armed := file.OneArmed(); len(armed) > 0 {
-		const reason = "internal hosts would be sent past the gateway, to the next router on the same interface, and go there untranslated"
-		for _, name := range armed {
-			if l, err := netlink.LinkByName(name); err == nil {
-				add(redirectSetting(name), "0", reason, l.Attrs().Index)
-			}
-		}
-		add(redirectSetting("all"), "0", reason, 0) // either of the two is enough to send redirects
+	for _, l := range redirecting(file) {
+		add(redirectSetting(l.Name), "0", "internal hosts would be sent past the gateway, to the next router on the same interface, and go there untranslated", l.Ifindex)
 	}
 	add(settingForward, "1", "without it the kernel neither forwards packets nor sends ICMP errors to their senders", 0)
 	if last := len(p.Changes) - 1; last >= 0 && p.Changes[last].Setting == settingForward {
@@ -257,6 +251,20 @@ func reservedByOthers(reserved datapath.PortList, made []Change) (datapath.PortL
 		own = own.Without(before.Without(after...)...).With(after.Without(before...)...)
 	}
 	return reserved.Without(own...), nil
+}
+
+// redirecting are the interfaces that would send hosts past a gateway with one of them, with their indices, then "all":
+// either of the two is enough to send redirects. The calling thread is in the namespace.
+func redirecting(file *rulefile.File) (links []linkRecord) {
+	for _, name := range file.OneArmed() {
+		if l, err := netlink.LinkByName(name); err == nil {
+			links = append(links, linkRecord{Name: name, Ifindex: l.Attrs().Index})
+		}
+	}
+	if len(file.OneArmed()) > 0 {
+		links = append(links, linkRecord{Name: "all"})
+	}
+	return links
 }
 
 // redirectSetting is by which an interface sends ICMP redirects; a dot of its name is a slash,
