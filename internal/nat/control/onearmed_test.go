@@ -100,7 +100,7 @@ func testOneArmed(t *testing.T, run matrixRun) {
 	send("outside to outside", udp("198.51.100.77:1", "192.0.2.5:1"), "198.51.100.77", "192.0.2.5")
 	// A host's share of sessions is an internal host's: strangers have none.
 	for i := range uint16(8) {
-		send("a stranger's many sessions", udp(fmt.Sprintf("198.51.100.78:%d", 1000+i), "198.18.2.9:5"), "198.51.100.78", "10.0.2.9")
+		send("a stranger's many sessions", udp(fmt.Sprintf("198.51.100.78:%d", 1000+i), fmt.Sprintf("198.18.2.%d:5", 9+i)), "198.51.100.78", fmt.Sprintf("10.0.2.%d", 9+i))
 	}
 	// No redirect was among all that came out: it would lead hosts past the gateway.
 	if left := arm.take(t); left != nil && left[9] == unix.IPPROTO_ICMP {
