@@ -328,7 +328,7 @@ func TemporaryAccel(p *AccelPlan, ns *netns.Handle) (a *datapath.Accelerator, of
 		if a != nil {
 			closed = a.Close()
 		}
-		_, err := undo(ns, p.Changes)
+		_, err := undo(ns, nil, p.Changes)
 		return errors.Join(closed, err)
 	}
 	err = ns.Do(func() (err error) {

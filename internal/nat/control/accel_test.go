@@ -529,7 +529,7 @@ func TestAccelOffUnmarked(t *testing.T) {
 		if err := unix.Capset(&head, &fewer[0]); err != nil {
 			return err
 		}
-		kept, err := c.unmake()
+		kept, err := c.unmake(nil)
 		if err := errors.Join(err, unix.Capset(&head, &all[0])); err != nil {
 			return err
 		}
@@ -540,7 +540,7 @@ func TestAccelOffUnmarked(t *testing.T) {
 		if value != "1" {
 			t.Errorf("%s is %s", settingLiberal, value)
 		}
-		if kept, again := c.unmake(); kept != "" || again != nil {
+		if kept, again := c.unmake(nil); kept != "" || again != nil {
 			t.Errorf("kept %q, %v", kept, again)
 		}
 		return err

@@ -188,12 +188,12 @@ func standing(path string) (changes []Change, err error) {
 }
 
 // undo puts changes back, the last one first. What somebody else has changed since is
-// kept, and reported.
-func undo(ns *netns.Handle, changes []Change) (kept []string, err error) {
+// kept, and reported. The journal is nil for changes that end with their namespace.
+func undo(ns *netns.Handle, j *journal.Journal, changes []Change) (kept []string, err error) {
 	var errs []error
 	for _, c := range slices.Backward(changes) {
 		err := ns.Do(func() error {
-			why, err := c.unmake()
+			why, err := c.unmake(j)
 			if why != "" && !slices.Contains(kept, why) {
 				kept = append(kept, why)
 			}
@@ -206,7 +206,7 @@ func undo(ns *netns.Handle, changes []Change) (kept []string, err error) {
 
 // takeBack undoes changes and writes that down: the instance goes on without them.
 func takeBack(ns *netns.Handle, j *journal.Journal, changes []Change) error {
-	_, err := undo(ns, changes)
+	_, err := undo(ns, j, changes)
 	if err != nil {
 		return err
 	}
@@ -223,7 +223,7 @@ func takeBack(ns *netns.Handle, j *journal.Journal, changes []Change) error {
 // worse. Of TCP that was accelerated, connection tracking has not followed the windows; so
 // before it looks at them again, connections that are open are excepted. No program may be
 // attached any more by then, or others would miss packets until then.
-func (c Change) unmake() (kept string, err error) {
+func (c Change) unmake(j *journal.Journal) (kept string, err error) {
 	switch c.Kind {
 	case changeSetting:
 		if c.Ifindex != 0 {
@@ -251,7 +251,7 @@ func (c Change) unmake() (kept string, err error) {
 				return fmt.Sprintf("%s stays %s, or open connections could stall: %v; when they have ended, `sysctl -w %s=%s` puts it back", c.Setting, value, err, c.Setting, c.Old), nil
 			}
 		}
-		return "", c.putBack()
+		return "", c.putBack(j)
 	case changeNeighbour:
 		n, err := c.neighbour()
 		if err != nil {
@@ -275,20 +275,36 @@ func (c Change) unmake() (kept string, err error) {
 }
 
 // putBack gives a setting its old value, and leaves those of Keep as they are now.
-func (c Change) putBack() error {
-	now := map[string]string{}
-	for name := range strings.FieldsSeq(c.Keep) {
-		if value, err := readSetting(name); err == nil { // otherwise its interface is gone
-			now[name] = value
-		}
-	}
+func (c Change) putBack(j *journal.Journal) error {
+	along := c.along(j)
 	err := writeSetting(c.Setting, c.Old)
-	for name, value := range now {
-		if after, gone := readSetting(name); gone == nil && after != value {
-			err = errors.Join(err, writeSetting(name, value))
+	for _, k := range along {
+		if after, gone := readSetting(k.Setting); gone == nil && after != k.Old {
+			err = errors.Join(err, writeSetting(k.Setting, k.Old))
 		}
 	}
 	return err
+}
+
+// along are what the kernel may change of Keep as the setting is put back. They are in the journal before that, like
+// what natkit changes: after a kill in between the setting has its old value, which does not
+// show that those lack theirs.
+func (c Change) along(j *journal.Journal) (along []Change) {
+	for name := range strings.FieldsSeq(c.Keep) {
+		value, err := readSetting(name)
+		if err != nil {
+			continue // its interface is gone
+		}
+		k := Change{Kind: changeSetting, Setting: name, Old: value, New: "1", Reason: "the kernel changes it with " + c.Setting}
+		if value == k.New {
+			k.New = "0"
+		}
+		if j != nil {
+			_ = j.Append(k) // where there is no room to write it down, it is put back all the same
+		}
+		along = append(along, k)
+	}
+	return along
 }
 
 // keptFromForwarding are what Change.Keep is of settingForward. The kernel gives its value to the

@@ -213,7 +213,7 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 	}
 	// Before nobody translates any more, or packets of hosts inside would leave as they are.
 	if _, forwarding := splitForwarding(changes); len(forwarding) > 0 {
-		if _, err := undo(in.ns, forwarding); err != nil {
+		if _, err := undo(in.ns, in.j, forwarding); err != nil {
 			return nil, err
 		}
 	}
@@ -234,7 +234,7 @@ func (in *instance) takeDown(rec *record) (kept []string, err error) {
 		}
 		untold = append(untold, stalled...)
 	}
-	kept, err = undo(in.ns, changes)
+	kept, err = undo(in.ns, in.j, changes)
 	kept = append(kept, untold...)
 	if err != nil {
 		return kept, err

@@ -63,6 +63,53 @@ func TestForwardingKept(t *testing.T) {
 	}
 }
 
+// A down that is killed just after it has put forwarding back leaves to the next one what the kernel
+// has changed with it.
+func TestForwardingKeptAfterKill(t *testing.T) {
+	b := newTestbed(t)
+	o := b.options()
+	o.Engine = EngineNFT
+	redirects := func() (value string) {
+		b.in(b.gateway, func() (err error) {
+			value, err = readSetting(settingRedirects)
+			return err
+		})
+		return value
+	}
+	b.in(b.gateway, func() error { return writeSetting(settingRedirects, "0") })
+	b.up(baseRules, o)
+	in, err := hold(b.gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changes, err := standing(in.j.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, forwarding := splitForwarding(changes)
+	b.in(b.gateway, func() error {
+		for _, c := range forwarding {
+			c.along(in.j)
+			if err := writeSetting(c.Setting, c.Old); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if now := redirects(); len(forwarding) != 1 || now != "1" {
+		t.Fatalf("%s is %s after %v was put back", settingRedirects, now, forwarding)
+	}
+	if err := in.release(); err != nil {
+		t.Fatal(err)
+	}
+	if kept, err := Down(b.gateway); err != nil || kept != nil {
+		t.Fatalf("down: kept %q, %v", kept, err)
+	}
+	if now := redirects(); now != "0" {
+		t.Errorf("after down %s is %s, before up 0", settingRedirects, now)
+	}
+}
+
 // An apply of the same rules leaves the ports reserved that they give away, and those that
 // somebody has reserved since.
 func TestPortsStayReserved(t *testing.T) {
