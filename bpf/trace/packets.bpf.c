@@ -9,17 +9,21 @@
  *   received, or made here ──► filter and followed connections ──► the packet is followed
  *   anywhere else          ──► is this packet followed? one comparison of its address
  *
- * A connection is followed by its tuples: those of the packet that the filter matched, and
- * those of its conntrack entry, both directions. So it is found again behind each translation,
- * in whichever namespace.
+ * A connection is followed by its tuples, both directions: those of the packet that the filter
+ * matched, those of its conntrack entry, and those that a program at tc gave a packet that is
+ * followed. So it is found again behind each translation, in whichever namespace. What XDP
+ * translates is another packet of the stack behind it, and found by what NAT leaves alone.
  */
 #include "kernel.h"
 #include <bpf/bpf_endian.h>
 
 enum {
-	PACKET_BYTES = 160,    /* kept of each step, from the network header on */
-	PACKET_SLOTS = 1024,   /* packets that are followed at once; a power of two */
-	PACKET_TUPLES = 16384, /* of followed connections; those not seen for longest go first */
+	PACKET_BYTES = 160,      /* kept of each step, from the network header on */
+	PACKET_SLOTS = 1024,     /* packets that are followed at once; a power of two */
+	PACKET_TUPLES = 16384,   /* of followed connections; those not seen for longest go first */
+	PACKET_SENT_ONES = 1024, /* packets that were sent last */
+	WIRE_NS = 200000000,     /* how long a packet may be on its way to another namespace */
+	IDENTITY_WORDS = 4,
 };
 
 enum packet_point {
@@ -75,6 +79,20 @@ struct packet_tuple {
 	__u16 zero;
 };
 
+/* What is the same in a packet before and behind a translation, and in hardly any other. */
+struct packet_identity {
+	__u8 protocol, type; /* of ICMP */
+	__be16 id, length;   /* of IPv4 */
+	__be16 sequence;     /* of ICMP */
+	__u32 words[IDENTITY_WORDS];
+};
+
+/* A followed packet that was sent. */
+struct packet_sent_one {
+	__u64 time_ns;
+	struct packet_tuple tuple;
+};
+
 /* Which connections to follow: one end of the first, other end of the second, either way. */
 struct packet_filter {
 	__u8 a[16], a_mask[16], b[16], b_mask[16];
@@ -107,6 +125,19 @@ struct {
 /* Set by user space once every namespace is attached to: of a packet that came before, only a part
  * of the path would be seen. */
 __u32 begun;
+
+/* Set by user space where a program of natkit's may forward at XDP what a namespace sends. */
+__u32 crosses;
+
+/* When a packet was last put into the table below. */
+__u64 sent_ns;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, PACKET_SENT_ONES);
+	__type(key, struct packet_identity);
+	__type(value, struct packet_sent_one);
+} sent_ones SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -320,6 +351,16 @@ static __always_inline void remember(struct packet_tuple *t)
 	turn(t);
 }
 
+/* The packet at p is of a followed connection, whatever its ends are now. */
+static __noinline int follow_ends(const unsigned char *p)
+{
+	struct packet_tuple t;
+
+	if (read_tuple(p, &t))
+		remember(&t);
+	return 0;
+}
+
 static __always_inline struct nf_conn *packet_ct(struct sk_buff *skb)
 {
 	if (!bpf_core_field_exists(skb->_nfct))
@@ -479,9 +520,83 @@ static __always_inline int addresses_match(const unsigned char *p)
 	return 1;
 }
 
+/* The identity of the IPv4 packet at p. Returns 0 for others, and for fragments. */
+static __always_inline int read_identity(const unsigned char *p, struct packet_identity *i)
+{
+	struct ip4 ip;
+	__u8 head[8 + 4 * IDENTITY_WORDS];
+	__u32 header, bytes;
+
+	__builtin_memset(i, 0, sizeof(*i));
+	if (bpf_probe_read_kernel(&ip, sizeof(ip), p) || ip.version_ihl >> 4 != 4 ||
+	    ip.offset & bpf_htons(0x3fff))
+		return 0;
+	header = (ip.version_ihl & 15) * 4;
+	bytes = bpf_ntohs(ip.length) - header;
+	i->protocol = ip.protocol;
+	i->id = ip.id;
+	i->length = ip.length;
+	/* What lies behind the packet's end is not used: each word is, that is all of the packet.
+	 */
+	if (bpf_probe_read_kernel(head, sizeof(head), p + header))
+		return 0;
+	if (ip.protocol == ICMP) {
+		i->type = head[0];
+		__builtin_memcpy(&i->sequence, head + 6, sizeof(i->sequence));
+	}
+	if (ip.protocol == TCP) { /* from the sequence number to the window */
+		__builtin_memcpy(i->words, head + 4, 12);
+		return 1;
+	}
+	for (__u32 n = 0; n < IDENTITY_WORDS; n++)
+		if (8 + 4 * (n + 1) <= bytes)
+			__builtin_memcpy(&i->words[n], head + 8 + 4 * n, 4);
+	return 1;
+}
+
+static __always_inline int same_end(const __u8 *a, __be16 a_port, const __u8 *b, __be16 b_port)
+{
+	return a_port == b_port && !__builtin_memcmp(a, b, 4);
+}
+
+/* Notes a followed packet that leaves its namespace. */
+static __noinline int note_sent(const unsigned char *p)
+{
+	struct packet_sent_one one = {.time_ns = bpf_ktime_get_ns()};
+	struct packet_identity i;
+
+	if (!read_identity(p, &i) || !read_tuple(p, &one.tuple))
+		return 0;
+	bpf_map_update_elem(&sent_ones, &i, &one, BPF_ANY);
+	sent_ns = one.time_ns;
+	return 0;
+}
+
+/* Whether a packet with these ends is a followed one that was sent shortly before and had other
+ * ends. */
+static __noinline int crossed(const unsigned char *p, const struct packet_tuple *t)
+{
+	struct packet_sent_one *one;
+	struct packet_identity i;
+	__u64 now = bpf_ktime_get_ns();
+
+	if (!t || now - sent_ns > WIRE_NS || !read_identity(p, &i))
+		return 0;
+	one = bpf_map_lookup_elem(&sent_ones, &i);
+	if (!one || now - one->time_ns > WIRE_NS)
+		return 0;
+	/* Short datagrams are alike. */
+	if (i.protocol != TCP && !i.id && !i.words[0] &&
+	    !same_end(t->src, t->sport, one->tuple.src, one->tuple.sport) &&
+	    !same_end(t->dst, t->dport, one->tuple.dst, one->tuple.dport))
+		return 0;
+	bpf_map_delete_elem(&sent_ones, &i);
+	return 1;
+}
+
 /* Begins to follow a packet that the filter matches, or that is of a followed connection. */
 static __always_inline int enter(struct sk_buff *skb, const unsigned char *p,
-				 struct net_device *dev)
+				 struct net_device *dev, int received)
 {
 	struct packet_tuple t;
 
@@ -491,8 +606,12 @@ static __always_inline int enter(struct sk_buff *skb, const unsigned char *p,
 	    (!filter.netns || BPF_CORE_READ(dev, nd_net.net, ns.inum) == filter.netns) &&
 	    (!filter.ifindex || (__u32)BPF_CORE_READ(dev, ifindex) == filter.ifindex)) {
 		remember(&t);
-	} else if (!counts.tuples || !bpf_map_lookup_elem(&tuples, &t)) {
+	} else if (!counts.tuples) {
 		return 0;
+	} else if (!bpf_map_lookup_elem(&tuples, &t)) {
+		if (!received || !crosses || !crossed(p, &t))
+			return 0;
+		remember(&t);
 	}
 	if (!is_followed(skb) && !within_rate())
 		return 0;
@@ -516,7 +635,7 @@ int BPF_PROG(packet_received, struct sk_buff *skb)
 		p += 4;
 	else if (ethertype != bpf_htons(0x0800) && ethertype != bpf_htons(0x86dd))
 		return 0;
-	if (!enter(skb, p, skb->dev)) {
+	if (!enter(skb, p, skb->dev, 1)) {
 		forget(skb); /* a packet whose memory this was ended unseen */
 		return 0;
 	}
@@ -531,14 +650,18 @@ int BPF_PROG(packet_queued, struct sk_buff *skb)
 	/* What was made here and met no netfilter hook of ours begins here, and what has become a
 	 * packet of the filter by a translation: with its entry the connection is known from its
 	 * other side. */
-	if (!(skb->skb_iif && is_followed(skb)) &&
-	    !enter(skb, skb->head + skb->network_header, skb->dev)) {
+	const unsigned char *p = skb->head + skb->network_header;
+
+	if (skb->skb_iif && is_followed(skb)) {
+		if (!packet_ct(skb)) /* a program may have translated it; entries know their ends */
+			follow_ends(p);
+	} else if (!enter(skb, p, skb->dev, 0)) {
 		forget(skb);
 		return 0;
 	}
 	struct packet_place place = {.point = PACKET_QUEUED};
 	at_device(&place, skb->dev);
-	return report(skb, &place, network_header(skb));
+	return report(skb, &place, p);
 }
 
 SEC("tp_btf/net_dev_start_xmit")
@@ -549,6 +672,8 @@ int BPF_PROG(packet_sent, struct sk_buff *skb, struct net_device *dev)
 	struct packet_place place = {.point = PACKET_SENT};
 	at_device(&place, dev);
 	report(skb, &place, network_header(skb));
+	if (crosses)
+		note_sent(network_header(skb));
 	/* The driver frees it unseen, or it is received again. */
 	forget(skb);
 	return 0;
@@ -608,7 +733,7 @@ int BPF_PROG(packet_lost, struct sk_buff *skb, void *location, __u32 reason)
 	if (!is_ip(skb))
 		return 0;
 	dev = device_of_drop(skb);
-	if (!enter(skb, network_header(skb), dev))
+	if (!enter(skb, network_header(skb), dev, 0))
 		return 0;
 	return drop(skb, dev, location, reason);
 }
@@ -629,7 +754,7 @@ int packet_made(struct bpf_nf_ctx *ctx)
 {
 	struct sk_buff *skb = ctx->skb;
 
-	if (!enter(skb, skb->head + skb->network_header, ctx->state->out)) {
+	if (!enter(skb, skb->head + skb->network_header, ctx->state->out, 0)) {
 		forget(skb);
 		return NF_ACCEPT;
 	}
@@ -663,7 +788,8 @@ int packet_new(struct bpf_nf_ctx *ctx)
 		return NF_ACCEPT;
 	if (!enter(skb, skb->head + skb->network_header,
 		   ctx->state->in && ctx->state->hook != POST_ROUTING ? ctx->state->in
-								      : ctx->state->out))
+								      : ctx->state->out,
+		   0))
 		return NF_ACCEPT;
 	struct packet_place place = {.point = PACKET_HOOK};
 	at_hook(&place, ctx);

@@ -161,11 +161,7 @@ func TestTraceEngine(t *testing.T) {
 // crossedAtXDP traces a packet that the gateway forwards at XDP: no packet of its stack.
 func crossedAtXDP(t *testing.T, l *lab.Lab, to netip.AddrPort) {
 	t.Helper()
-	for _, role := range []string{"client", "server"} { // veth takes frames from XDP only with NAPI
-		if out, err := l.Node(role).Command(t.Context(), ktest.Tool(t, "ethtool"), "-K", "eth0", "tx", "off", "gro", "on").CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-	}
+	takeXDP(t, l)
 	var c net.Conn
 	if err := l.Node("client").Do(func() (err error) {
 		c, err = net.Dial("udp4", to.String())
@@ -187,6 +183,122 @@ func crossedAtXDP(t *testing.T, l *lab.Lab, to netip.AddrPort) {
 	})
 	if found == nil {
 		t.Errorf("no packet is followed through XDP: %s", brief(all))
+	}
+}
+
+// takeXDP has the hosts take frames from XDP: veth does so only with NAPI.
+func takeXDP(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, role := range []string{"client", "server"} {
+		if out, err := l.Node(role).Command(t.Context(), ktest.Tool(t, "ethtool"), "-K", "eth0", "tx", "off", "gro", "on").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+}
+
+// shortConnection is one connection, from its first packet to its last: a request and a reply.
+func shortConnection(l *lab.Lab, to string) error {
+	return l.Node("client").Do(func() error {
+		c, err := net.DialTimeout("tcp4", to, 5*time.Second)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err = c.Write([]byte("x")); err == nil {
+			_, err = c.Read(make([]byte, 1))
+		}
+		return err
+	})
+}
+
+// replyToRequests replies to each connection, and closes it.
+func replyToRequests(t *testing.T, l *lab.Lab, at netip.AddrPort) {
+	t.Helper()
+	if err := l.ServerNode().Do(func() error {
+		listener, err := net.Listen("tcp4", at.String())
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { listener.Close() })
+		go func() {
+			for {
+				c, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				if _, err := c.Read(make([]byte, 1)); err == nil {
+					_, _ = c.Write([]byte("y"))
+				}
+				c.Close()
+			}
+		}()
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A connection through the engine is followed from its first packet on, in both directions and in all namespaces, however late natkit
+// comes to read what the kernel reports of it.
+func TestTraceEngineShort(t *testing.T) {
+	ktest.Root(t)
+	for _, attach := range []control.Attach{control.AttachTC, control.AttachXDP} {
+		t.Run(string(attach), func(t *testing.T) {
+			l := engineLab(t, attach, "rules:\n  - masquerade: CLIENTS\n")
+			if attach == control.AttachXDP {
+				takeXDP(t, l)
+			}
+			to := netip.AddrPortFrom(l.ServerNode().Addr, 80)
+			replyToRequests(t, l, to)
+			if err := shortConnection(l, to.String()); err != nil { // the neighbours are known
+				t.Fatal(err)
+			}
+			r, err := tracing.Open(tracing.Options{Flow: trace.Flow{Protocol: "tcp", B: trace.Side{Addresses: netip.PrefixFrom(to.Addr(), 32), Port: 80}},
+				Netns: l.Node("client").Handle().Inode(), Rate: 100000, Programs: packetPrograms})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			const connections = 20
+			for range connections { // nobody reads until they are over
+				if err := shortConnection(l, to.String()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ctx, stop := context.WithTimeout(t.Context(), time.Second) // what is there is complete by then
+			defer stop()
+			var lacking []trace.Packet
+			seen := map[int]map[string]bool{} // by connection: what came to the other side through the engine
+			if err := r.Watch(ctx, func(p trace.Packet) error {
+				if seen[p.Connection] == nil {
+					seen[p.Connection] = map[string]bool{}
+				}
+				from, to := "-client", "-server"
+				if p.Reply {
+					from, to = to, from
+				}
+				if p.Steps[0].Namespace == l.Name()+from && p.Steps[len(p.Steps)-1].Namespace == l.Name()+to && slices.ContainsFunc(p.Steps, func(s trace.Step) bool {
+					return s.What == trace.Bypassed && s.Namespace == l.Name()+"-gateway" && strings.Contains(s.Detail, "rule 1 `masquerade: ")
+				}) {
+					seen[p.Connection][fmt.Sprint(p.Kind, p.Reply)] = true
+				} else {
+					lacking = append(lacking, p)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			whole := 0
+			for _, kinds := range seen {
+				if kinds["SYNfalse"] && kinds["SYN,ACKtrue"] && kinds["PSH,ACKfalse"] && kinds["PSH,ACKtrue"] {
+					whole++
+				}
+			}
+			if whole != connections || len(seen) != connections || len(lacking) > 0 {
+				t.Errorf("of %d connections %d are seen, %d of them whole; %d packets are not, the last ones: %s", connections, len(seen), whole, len(lacking), brief(lacking))
+			}
+		})
 	}
 }
 

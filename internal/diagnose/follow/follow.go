@@ -95,7 +95,6 @@ type attachment struct {
 	met   []snapshot.TraceEvent // what readers have read
 
 	programs []programOf
-	asked    map[snapshot.TraceTuple]int // how often, about a packet of which
 
 	rules  []*observe.RuleTrace // nftables' own trace, by namespace
 	reader sync.WaitGroup       // of rules
@@ -104,7 +103,7 @@ type attachment struct {
 }
 
 func newAttachment() *attachment {
-	return &attachment{books: map[uint64]*book{}, stop: make(chan struct{}), known: map[snapshot.TraceTuple]bool{}, asked: map[snapshot.TraceTuple]int{}}
+	return &attachment{books: map[uint64]*book{}, stop: make(chan struct{}), known: map[snapshot.TraceTuple]bool{}}
 }
 
 // Open attaches everything, or what waits. Close must be called.
@@ -143,6 +142,11 @@ func (r *Run) attach() error {
 	a := newAttachment()
 	was := r.replace(a)
 	a.openPrograms(r.programs)
+	if len(a.programs) > 0 {
+		if err := r.packets.Cross(); err != nil {
+			return errors.Join(err, was.close())
+		}
+	}
 	r.refresh()
 	return was.close() // what waited has been read until now
 }
@@ -296,7 +300,6 @@ var maxKnown = 4096
 // mark has nftables report the rules of connections that got other tuples, too.
 func (r *Run) mark(e *snapshot.TraceEvent) {
 	a := r.at
-	r.learn(e)
 	tuples := []snapshot.TraceTuple{e.Tuple, e.Tuple.Turned()}
 	if e.Entry != nil {
 		tuples = append(tuples, e.Entry.Original, e.Entry.Reply)

@@ -18,8 +18,6 @@ type Program interface {
 	// Forwarded says how a packet that was seen at a time of CLOCK_MONOTONIC got from one tuple to
 	// another, which may be the same; "" if not here.
 	Forwarded(before, after snapshot.TraceTuple, at uint64) string
-	// Becomes is what a packet's tuple becomes.
-	Becomes(before snapshot.TraceTuple) (after snapshot.TraceTuple, known bool)
 	// Refused says why packets were dropped since it was asked last, "" if none was.
 	Refused() string
 	Close() error
@@ -119,29 +117,4 @@ func (r *Run) Refused(inode uint64, at uint64) string {
 		}
 	}
 	return strings.Join(whys, "; or ")
-}
-
-// maxAsked bounds how often a program is asked about a tuple that it does not know.
-const maxAsked = 8
-
-// learn has the kernel follow what a program makes of a packet, too: the tuple that it has behind
-// one at tc, and the one that it will have behind one at XDP.
-func (r *Run) learn(e *snapshot.TraceEvent) {
-	a := r.at
-	if len(a.programs) == 0 || a.asked[e.Tuple] >= maxAsked {
-		return
-	}
-	if len(a.asked) >= maxKnown {
-		clear(a.asked)
-	}
-	if a.asked[e.Tuple] == 0 {
-		_ = r.packets.Follow(e.Tuple) // without it the connection ends here
-	}
-	a.asked[e.Tuple]++
-	for _, p := range a.programs {
-		if after, known := p.Becomes(e.Tuple); known {
-			_ = r.packets.Follow(after)
-			a.asked[e.Tuple] = maxAsked
-		}
-	}
 }

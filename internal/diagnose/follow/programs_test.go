@@ -13,10 +13,7 @@ import (
 type refusing []string
 
 func (refusing) Forwarded(snapshot.TraceTuple, snapshot.TraceTuple, uint64) string { return "" }
-func (refusing) Becomes(snapshot.TraceTuple) (after snapshot.TraceTuple, known bool) {
-	return after, false
-}
-func (refusing) Close() error { return nil }
+func (refusing) Close() error                                                      { return nil }
 
 func (r *refusing) Refused() string {
 	why := (*r)[0]

@@ -119,10 +119,14 @@ func (a *Assembler) Add(e snapshot.TraceEvent) {
 		a.left++
 		return
 	}
+	if e.Netns == 0 && len(w.events) > 0 { // a socket dropped it: it has left its device
+		last := w.last()
+		e.Netns, e.Namespace, e.Interface = last.Netns, last.Namespace, last.Interface
+	}
 	a.confirm(&e)
+	a.connect(&e, w)
 	w.events = append(w.events, e)
 	a.open[e.Packet] = w
-	a.connect(&e)
 }
 
 // confirm notes entries, and whether a new one has taken the place of one that was there: packets of the same new
@@ -205,12 +209,17 @@ func sameOnWire(sent, received *snapshot.TraceEvent) bool {
 	return sent.Identity == received.Identity && sent.Tuple == received.Tuple && received.TimeNS < sent.TimeNS+wire
 }
 
-// connect learns tuples: an entry joins those of both its directions.
-func (a *Assembler) connect(e *snapshot.TraceEvent) {
-	own := e.Tuple
+// ownOf is the tuple by which an event's packet is of a connection.
+func ownOf(e *snapshot.TraceEvent) snapshot.TraceTuple {
 	if e.About != nil {
-		own = e.About.Turned()
+		return e.About.Turned()
 	}
+	return e.Tuple
+}
+
+// connect learns tuples: an entry joins those of both its directions, and a packet those that it had before with those that it has now.
+func (a *Assembler) connect(e *snapshot.TraceEvent, w *way) {
+	own := ownOf(e)
 	if e.Entry != nil {
 		d, known := a.connections[e.Entry.Original]
 		if !known {
@@ -238,9 +247,17 @@ func (a *Assembler) connect(e *snapshot.TraceEvent) {
 		a.learn(own, d)
 		return
 	}
-	if _, known := a.connections[own]; !known {
-		a.learn(own, a.begin())
+	if _, known := a.connections[own]; known {
+		return
 	}
+	var d direction
+	if len(w.events) > 0 {
+		d = a.connections[ownOf(w.last())]
+	}
+	if d.connection == 0 {
+		d = a.begin()
+	}
+	a.learn(own, d)
 }
 
 func (a *Assembler) begin() direction {
@@ -294,11 +311,7 @@ func (a *Assembler) packet(w *way) Packet {
 		Number: w.number, Protocol: first.Tuple.Protocol, Kind: first.Kind, Length: first.Length,
 		StartNS: first.TimeNS, Tuple: first.Tuple.Ends(),
 	}
-	own := first.Tuple
-	if first.About != nil {
-		own = first.About.Turned()
-	}
-	d := a.connections[own]
+	d := a.connections[ownOf(first)]
 	p.Connection, p.Reply = d.connection, d.reply
 	p.Steps, p.End = account(a.withRules(w.events, d.connection), a.deriver)
 	return p

@@ -63,6 +63,36 @@ func TestFreedBySocket(t *testing.T) {
 	}
 }
 
+// A packet that its socket drops has left its device: the kernel no longer knows the namespace, but the trace does.
+func TestDroppedBySocket(t *testing.T) {
+	a := NewAssembler(nil)
+	a.Add(snapshot.TraceEvent{TimeNS: 10_000_000_000, Netns: 1, Namespace: "client", Identity: 7, Packet: 3, Interface: "eth0", Point: snapshot.PointReceived})
+	a.Add(snapshot.TraceEvent{TimeNS: 10_000_100_000, Namespace: "inode:0", Identity: 7, Packet: 3, Point: snapshot.PointDropped,
+		Drop: &snapshot.TraceDrop{Reason: "TCP_RFC7323_PAWS_ACK", Location: "tcp_validate_incoming+0x15b"}})
+	packets := a.Take(0)
+	if len(packets) != 1 || packets[0].End.Outcome != Died || packets[0].End.Namespace != "client" || packets[0].End.Interface != "eth0" {
+		t.Errorf("%+v", packets)
+	}
+}
+
+// A packet that a program translates stays in its connection, and so do the replies to what it has become.
+func TestTranslatedOutside(t *testing.T) {
+	a := NewAssembler(nil)
+	const start = 10_000_000_000
+	tuple := func(source, destination string) snapshot.TraceTuple {
+		return snapshot.TraceTuple{Protocol: "udp", Source: netip.MustParseAddrPort(source), Destination: netip.MustParseAddrPort(destination)}
+	}
+	before, after := tuple("10.0.0.2:4000", "203.0.113.2:53"), tuple("203.0.113.1:1024", "203.0.113.2:53")
+	a.Add(snapshot.TraceEvent{TimeNS: start, Netns: 1, Identity: 7, Packet: 1, Point: snapshot.PointReceived, Tuple: before})
+	a.Add(snapshot.TraceEvent{TimeNS: start + 1000, Netns: 1, Identity: 7, Packet: 1, Point: snapshot.PointQueued, Tuple: after})
+	a.Add(snapshot.TraceEvent{TimeNS: start + 2000, Netns: 2, Identity: 8, Packet: 2, Point: snapshot.PointQueued, Tuple: after.Turned()})
+	for i, p := range a.Take(0) {
+		if p.Connection != 1 || p.Reply != (i == 1) {
+			t.Errorf("packet %d is of connection %d, reply %v", i+1, p.Connection, p.Reply)
+		}
+	}
+}
+
 // Two packets of the same content, one shortly behind the other, have met the same rule once each.
 func TestRulesOfAlikePackets(t *testing.T) {
 	a := NewAssembler(nil)

@@ -170,6 +170,15 @@ func (p *Packets) Begin() error {
 	return nil
 }
 
+// Cross has the programs find a packet again that is sent from one namespace and, translated by an XDP program between them, received
+// in another.
+func (p *Packets) Cross() error {
+	if err := p.objs.Crosses.Set(uint32(1)); err != nil {
+		return fmt.Errorf("%s: behind XDP: %w", followPackets, err)
+	}
+	return nil
+}
+
 // Attach has the programs see packets. Refresh adds what hangs on hooks.
 func (p *Packets) Attach() error {
 	p.hangs = func(hooked HookedPlace, hooks []snapshot.Hook) error {

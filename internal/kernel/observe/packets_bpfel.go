@@ -30,6 +30,16 @@ type packetsPacketFilter struct {
 	Zero     uint32
 }
 
+type packetsPacketIdentity struct {
+	_        structs.HostLayout
+	Protocol uint8
+	Type     uint8
+	Id       uint16
+	Length   uint16
+	Sequence uint16
+	Words    [4]uint32
+}
+
 type packetsPacketPoint uint32
 
 const (
@@ -40,6 +50,12 @@ const (
 	packetsPacketPointPACKET_SENT     packetsPacketPoint = 5
 	packetsPacketPointPACKET_DROPPED  packetsPacketPoint = 6
 )
+
+type packetsPacketSentOne struct {
+	_      structs.HostLayout
+	TimeNs uint64
+	Tuple  packetsPacketTuple
+}
 
 type packetsPacketStep struct {
 	_  structs.HostLayout
@@ -99,6 +115,7 @@ type packetsPacketTuple struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	packetsMapSentOnes        = "sent_ones"
 	packetsMapSteps           = "steps"
 	packetsMapTuples          = "tuples"
 	packetsProgPacketDropped  = "packet_dropped"
@@ -111,8 +128,10 @@ const (
 	packetsProgPacketSent     = "packet_sent"
 	packetsVarBegun           = "begun"
 	packetsVarCounts          = "counts"
+	packetsVarCrosses         = "crosses"
 	packetsVarFilter          = "filter"
 	packetsVarFollowed        = "followed"
+	packetsVarSentNs          = "sent_ns"
 )
 
 // loadPackets returns the embedded CollectionSpec for packets.
@@ -171,8 +190,9 @@ type packetsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type packetsMapSpecs struct {
-	Steps  *ebpf.MapSpec `ebpf:"steps"`
-	Tuples *ebpf.MapSpec `ebpf:"tuples"`
+	SentOnes *ebpf.MapSpec `ebpf:"sent_ones"`
+	Steps    *ebpf.MapSpec `ebpf:"steps"`
+	Tuples   *ebpf.MapSpec `ebpf:"tuples"`
 }
 
 // packetsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -181,8 +201,10 @@ type packetsMapSpecs struct {
 type packetsVariableSpecs struct {
 	Begun    *ebpf.VariableSpec `ebpf:"begun"`
 	Counts   *ebpf.VariableSpec `ebpf:"counts"`
+	Crosses  *ebpf.VariableSpec `ebpf:"crosses"`
 	Filter   *ebpf.VariableSpec `ebpf:"filter"`
 	Followed *ebpf.VariableSpec `ebpf:"followed"`
+	SentNs   *ebpf.VariableSpec `ebpf:"sent_ns"`
 }
 
 // packetsObjects contains all objects after they have been loaded into the kernel.
@@ -205,12 +227,14 @@ func (o *packetsObjects) Close() error {
 //
 // It can be passed to loadPacketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type packetsMaps struct {
-	Steps  *ebpf.Map `ebpf:"steps"`
-	Tuples *ebpf.Map `ebpf:"tuples"`
+	SentOnes *ebpf.Map `ebpf:"sent_ones"`
+	Steps    *ebpf.Map `ebpf:"steps"`
+	Tuples   *ebpf.Map `ebpf:"tuples"`
 }
 
 func (m *packetsMaps) Close() error {
 	return _PacketsClose(
+		m.SentOnes,
 		m.Steps,
 		m.Tuples,
 	)
@@ -222,8 +246,10 @@ func (m *packetsMaps) Close() error {
 type packetsVariables struct {
 	Begun    *ebpf.Variable `ebpf:"begun"`
 	Counts   *ebpf.Variable `ebpf:"counts"`
+	Crosses  *ebpf.Variable `ebpf:"crosses"`
 	Filter   *ebpf.Variable `ebpf:"filter"`
 	Followed *ebpf.Variable `ebpf:"followed"`
+	SentNs   *ebpf.Variable `ebpf:"sent_ns"`
 }
 
 // packetsPrograms contains all programs after they have been loaded into the kernel.

@@ -171,15 +171,6 @@ func (r *PacketReader) Forwarded(before, after snapshot.TraceTuple, at uint64) s
 	return r.describe(s, before, at)
 }
 
-// Becomes is what a packet's ends become here.
-func (r *PacketReader) Becomes(before snapshot.TraceTuple) (after snapshot.TraceTuple, known bool) {
-	if r.current() != nil || r.accel != nil { // of what is accelerated, connection tracking has it, too
-		return after, false
-	}
-	s, after := r.session(before)
-	return after, s != nil
-}
-
 // session is the session of packets with these ends, nil if there is none, and what their ends become.
 func (r *PacketReader) session(before snapshot.TraceTuple) (s *rulefile.Session, after snapshot.TraceTuple) {
 	protocol, err := rulefile.ParseProtocol(before.Protocol)
