@@ -164,6 +164,12 @@ enum {
 	TCP = 6,
 	ICMP = 1,
 	ICMP6 = 58,
+	IP6_HOP_BY_HOP = 0,
+	IP6_ROUTING = 43,
+	IP6_FRAGMENT = 44,
+	IP6_AUTHENTICATION = 51,
+	IP6_DESTINATION = 60,
+	IP6_EXTENSIONS = 8, /* that are walked at most */
 };
 
 static __always_inline __u64 *slot_of(const void *skb, __u32 next)
@@ -218,6 +224,42 @@ struct ip6 {
 	__u8 src[16], dst[16];
 };
 
+static __always_inline int is_extension(__u8 protocol)
+{
+	return protocol == IP6_HOP_BY_HOP || protocol == IP6_ROUTING || protocol == IP6_FRAGMENT ||
+	       protocol == IP6_AUTHENTICATION || protocol == IP6_DESTINATION;
+}
+
+/* Walks the extension headers of IPv6 from p on: how many bytes they have. The protocol is that
+ * behind them. later: it is a fragment that has no ports. */
+static __noinline int walk_extensions(const unsigned char *p, __u8 *protocol, int *later)
+{
+	struct {
+		__u8 next, length;
+		__be16 offset;
+	} header;
+	int bytes = 0;
+
+	if (!protocol || !later)
+		return 0;
+	for (int n = 0; n < IP6_EXTENSIONS && is_extension(*protocol); n++) {
+		if (bpf_probe_read_kernel(&header, sizeof(header), p + bytes))
+			break;
+		if (*protocol == IP6_FRAGMENT) {
+			bytes += 8;
+			*later |= !!(header.offset & bpf_htons(0xfff8));
+		} else if (*protocol == IP6_AUTHENTICATION) {
+			bytes += (header.length + 2) * 4;
+		} else {
+			bytes += (header.length + 1) * 8;
+		}
+		*protocol = header.next;
+		if (*later) /* behind it is the middle of something */
+			break;
+	}
+	return bytes;
+}
+
 /* The ends of the packet at p; of an ICMP error those of the packet that it is about, turned
  * round, as then it belongs to that connection. Returns 0 if it is not IP. */
 static __always_inline int read_header(const unsigned char *p, struct packet_tuple *t,
@@ -227,6 +269,7 @@ static __always_inline int read_header(const unsigned char *p, struct packet_tup
 		struct ip4 four;
 		struct ip6 six;
 	} ip;
+	int later = 0;
 
 	__builtin_memset(t, 0, sizeof(*t));
 	if (bpf_probe_read_kernel(&ip, sizeof(ip.four), p))
@@ -247,7 +290,9 @@ static __always_inline int read_header(const unsigned char *p, struct packet_tup
 	__builtin_memcpy(t->src, ip.six.src, 16);
 	__builtin_memcpy(t->dst, ip.six.dst, 16);
 	*rest = p + sizeof(ip.six);
-	return 1;
+	if (is_extension(t->protocol))
+		*rest += walk_extensions(*rest, &t->protocol, &later);
+	return later ? 2 : 1;
 }
 
 static __always_inline void turn(struct packet_tuple *t)
@@ -515,7 +560,7 @@ static __always_inline int addresses_match(const unsigned char *p)
 			in((__u8 *)&six[6], filter.b, filter.b_mask)) ||
 		       (in((__u8 *)&six[6], filter.a, filter.a_mask) &&
 			in((__u8 *)&six[2], filter.b, filter.b_mask)) ||
-		       ((__u8 *)six)[6] == ICMP6;
+		       ((__u8 *)six)[6] == ICMP6 || is_extension(((__u8 *)six)[6]);
 	}
 	return 1;
 }

@@ -23,6 +23,7 @@ import (
 	"natkit/internal/nat/rulefile"
 	"natkit/internal/snapshot"
 	"natkit/internal/testutil/ktest"
+	"natkit/internal/testutil/pktbuild"
 )
 
 // traceIn traces a flow in a lab while send runs, until a packet is as wanted. send is run again
@@ -297,6 +298,57 @@ func TestTraceEngineShort(t *testing.T) {
 			}
 			if whole != connections || len(seen) != connections || len(lacking) > 0 {
 				t.Errorf("of %d connections %d are seen, %d of them whole; %d packets are not, the last ones: %s", connections, len(seen), whole, len(lacking), brief(lacking))
+			}
+		})
+	}
+}
+
+// A ping through the engine is matched to its session by its identifier, in both directions, beside another one of the same hosts.
+func TestTraceEnginePing(t *testing.T) {
+	ktest.Root(t)
+	for _, attach := range []control.Attach{control.AttachTC, control.AttachXDP} {
+		t.Run(string(attach), func(t *testing.T) {
+			l := engineLab(t, attach, "rules:\n  - masquerade: CLIENTS\n")
+			if attach == control.AttachXDP {
+				takeXDP(t, l)
+			}
+			to := l.ServerNode().Addr
+			var c net.Conn
+			if err := l.Node("client").Do(func() (err error) {
+				c, err = net.Dial("ip4:icmp", to.String())
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			sequence := uint16(0)
+			send := func() {
+				sequence++
+				for _, id := range []uint16{7001, 7002} {
+					ping := pktbuild.IPv4{Src: l.Options().Addresses.Client.Addr(), Dst: to, Payload: pktbuild.Echo(8, id, sequence, []byte("ping"))}
+					_, _ = c.Write(ping.Bytes()[20:])
+				}
+				_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+				_, _ = c.Read(make([]byte, 100))
+			}
+			shown := map[string]int{} // which ping and direction, and its connection
+			_, all := traceIn(t, l, "icmp "+l.Options().Addresses.Client.Addr().String()+" -> "+to.String(), send, func(p trace.Packet) bool {
+				for _, s := range p.Steps {
+					if s.What != trace.Bypassed || s.Namespace != l.Name()+"-gateway" || !strings.Contains(s.Detail, "rule 1 `masquerade: ") {
+						continue
+					}
+					inside := s.Before
+					if p.Reply {
+						inside = s.After
+					}
+					if _, id, ok := strings.Cut(inside, " id "); ok {
+						shown[fmt.Sprint(id, p.Reply)] = p.Connection
+					}
+				}
+				return len(shown) == 4
+			})
+			if len(shown) != 4 || shown["7001false"] != shown["7001true"] || shown["7002false"] != shown["7002true"] || shown["7001true"] == shown["7002true"] {
+				t.Errorf("shown are %v; the last packets: %s", shown, brief(all))
 			}
 		})
 	}

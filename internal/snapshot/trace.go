@@ -5,7 +5,10 @@ package snapshot
 // What the sources of a trace report of packets on their way: plain values, from which package
 // trace gives an account of a connection.
 
-import "net/netip"
+import (
+	"fmt"
+	"net/netip"
+)
 
 // TracePoint is a place where a packet was seen.
 type TracePoint string
@@ -48,6 +51,8 @@ type TraceEvent struct {
 
 	Tuple TraceTuple `json:"tuple"` // the packet's own
 	Kind  string     `json:"kind"`  // TCP's flags, ICMP's type and code
+	// Fragment: it is a part of a packet.
+	Fragment bool `json:"fragment,omitempty"`
 	// About is the tuple of the packet that an ICMP error is about.
 	About *TraceTuple `json:"about,omitempty"`
 	// Identity is the same for a packet wherever it is seen, translated or not: it is made of
@@ -66,7 +71,9 @@ type TraceEvent struct {
 
 // TraceTuple is one direction of a connection. Ports are 0 where the protocol has none.
 type TraceTuple struct {
-	Protocol    string         `json:"protocol"`
+	Protocol string `json:"protocol"`
+	// ID is the identifier of an ICMP query and of its reply, which NAT translates as it does ports.
+	ID          uint16         `json:"icmp_id,omitempty"`
 	Source      netip.AddrPort `json:"source"`
 	Destination netip.AddrPort `json:"destination"`
 }
@@ -76,7 +83,10 @@ func (t TraceTuple) String() string { return t.Protocol + " " + t.Ends() }
 
 // Ends is String without the protocol.
 func (t TraceTuple) Ends() string {
-	if t.Source.Port() == 0 && t.Destination.Port() == 0 {
+	switch {
+	case t.ID != 0:
+		return fmt.Sprintf("%s -> %s id %d", t.Source.Addr(), t.Destination.Addr(), t.ID)
+	case t.Source.Port() == 0 && t.Destination.Port() == 0:
 		return t.Source.Addr().String() + " -> " + t.Destination.Addr().String()
 	}
 	return t.Source.String() + " -> " + t.Destination.String()
@@ -84,7 +94,8 @@ func (t TraceTuple) Ends() string {
 
 // Turned is the other direction of the same ends.
 func (t TraceTuple) Turned() TraceTuple {
-	return TraceTuple{Protocol: t.Protocol, Source: t.Destination, Destination: t.Source}
+	t.Source, t.Destination = t.Destination, t.Source
+	return t
 }
 
 // TraceEntry is the packet's conntrack entry.

@@ -4,6 +4,7 @@ package follow
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"natkit/internal/diagnose/trace"
 	"natkit/internal/lab"
@@ -653,6 +656,65 @@ func TestConnected(t *testing.T) {
 		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A datagram's ports are found behind any extension headers of IPv6.
+func TestExtensionHeaders(t *testing.T) {
+	l := up(t, "routed", lab.RulesNone)
+	withIPv6(t, l)
+	const to = "[fd00:2::2]:9"
+	options := func(size int) string { // a header of that size, with nothing but padding
+		b := make([]byte, size)
+		b[1], b[2], b[3] = byte(size/8-1), 1, byte(size-4) // PadN
+		return string(b)
+	}
+	for _, tt := range []struct {
+		name string
+		sets map[int]string // options of the socket
+		size int
+	}{
+		{"none", nil, 1},
+		{"hop-by-hop", map[int]string{unix.IPV6_HOPOPTS: options(8)}, 1},
+		{"destination", map[int]string{unix.IPV6_DSTOPTS: options(16)}, 1},
+		{"both", map[int]string{unix.IPV6_HOPOPTS: options(8), unix.IPV6_DSTOPTS: options(16)}, 1},
+		{"fragment", nil, 3000},
+		{"hop-by-hop and fragment", map[int]string{unix.IPV6_HOPOPTS: options(8)}, 3000},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			arrived := func(p trace.Packet) bool {
+				return strings.HasSuffix(p.Tuple, " -> "+to) && slices.ContainsFunc(p.Steps, func(s trace.Step) bool { return s.Namespace == l.Name()+"-server" })
+			}
+			packets := traced(t, l, Options{Flow: flowOf(t, "udp fd00:1::2 -> "+to)}, func() {
+				if err := l.Node("client").Do(func() error {
+					c, err := net.Dial("udp6", to)
+					if err != nil {
+						return err
+					}
+					defer c.Close()
+					raw, err := c.(*net.UDPConn).SyscallConn()
+					if err != nil {
+						return err
+					}
+					_ = raw.Control(func(fd uintptr) { // it can't fail: nobody closes the socket
+						for option, value := range tt.sets {
+							err = errors.Join(err, unix.SetsockoptString(int(fd), unix.IPPROTO_IPV6, option, value))
+						}
+					})
+					if err == nil {
+						_, err = c.Write(make([]byte, tt.size))
+					}
+					return err
+				}); err != nil {
+					t.Error(err)
+				}
+			}, func(packets []trace.Packet) bool {
+				return slices.ContainsFunc(packets, arrived)
+			})
+			if !slices.ContainsFunc(packets, arrived) {
+				t.Errorf("none of %d packets is followed to the server", len(packets))
+			}
+		})
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"natkit/internal/kernel/conntrack"
 	"natkit/internal/kernel/netns"
 	"natkit/internal/kernel/observe"
@@ -279,15 +281,22 @@ func (r *Run) entryOf(e snapshot.TraceEvent, waited *attachment) (out *snapshot.
 		ctx, stop := context.WithTimeout(context.Background(), time.Second)
 		defer stop()
 		_, err := conntrack.Dump(ctx, conntrack.Filter{Src: host(t.Source.Addr()), Dst: host(t.Destination.Addr())}, func(f *conntrack.Flow) error {
-			if f.Orig.SrcPort != t.Source.Port() || f.Orig.DstPort != t.Destination.Port() || conntrack.ProtoName(f.Proto) != t.Protocol {
-				return nil
+			if tupleOf(f.Proto, f.Orig) == t {
+				out = &snapshot.TraceEntry{ID: 1, State: "new", Original: t, Reply: tupleOf(f.Proto, f.Reply)}
 			}
-			out = &snapshot.TraceEntry{ID: 1, State: "new", Original: t, Reply: snapshot.TraceTuple{
-				Protocol: t.Protocol, Source: netip.AddrPortFrom(f.Reply.Src, f.Reply.SrcPort), Destination: netip.AddrPortFrom(f.Reply.Dst, f.Reply.DstPort),
-			}}
 			return nil
 		})
 		return err
 	})
+	return out
+}
+
+// tupleOf is one direction of an entry as packets have it.
+func tupleOf(protocol uint8, t conntrack.Tuple) snapshot.TraceTuple {
+	out := snapshot.TraceTuple{Protocol: conntrack.ProtoName(protocol)}
+	if protocol == unix.IPPROTO_ICMP || protocol == unix.IPPROTO_ICMPV6 {
+		out.ID, t.SrcPort, t.DstPort = t.SrcPort, 0, 0
+	}
+	out.Source, out.Destination = netip.AddrPortFrom(t.Src, t.SrcPort), netip.AddrPortFrom(t.Dst, t.DstPort)
 	return out
 }

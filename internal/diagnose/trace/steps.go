@@ -5,7 +5,6 @@ package trace
 // What events mean: a step is the difference between a packet at one place and at the next.
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -146,6 +145,8 @@ func (t *follower) translation(e *snapshot.TraceEvent) {
 		parts = "source and destination"
 	case e.Tuple.Source != t.tuple.Source:
 		parts = "source"
+	case e.Tuple.Destination == t.tuple.Destination:
+		parts = "identifier"
 	default:
 		parts = "destination"
 	}
@@ -294,7 +295,7 @@ func (t *follower) end() End {
 	case last.Point == snapshot.PointHook && last.Hook == "input" && last.Priority == math.MaxInt32-1:
 		end.Outcome = Delivered
 		end.Why = "passed the input hook, on to its socket"
-	case last.Point == snapshot.PointReceived && fragment(last.Head):
+	case last.Point == snapshot.PointReceived && last.Fragment:
 		end.Outcome = Vanished
 		end.Why = "a fragment: it waits for the others, and what is seen behind reassembly is the packet that they make"
 	case last.Point == snapshot.PointReceived:
@@ -322,18 +323,6 @@ func (t *follower) refused(at uint64) string {
 		return ""
 	}
 	return t.deriver.Refused(t.prev.Netns, at)
-}
-
-// fragment says whether a packet is a part of one.
-func fragment(head []byte) bool {
-	const flagsAndOffset, moreOrOffset, nextHeader, fragmentHeader = 6, 0x3fff, 6, 44
-	switch {
-	case len(head) >= 20 && head[0]>>4 == 4:
-		return binary.BigEndian.Uint16(head[flagsAndOffset:])&moreOrOffset != 0
-	case len(head) >= 40:
-		return head[nextHeader] == fragmentHeader
-	}
-	return false
 }
 
 // died names why. before is the last place that the packet got past.

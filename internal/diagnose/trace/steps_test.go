@@ -17,28 +17,24 @@ func (droppedOthers) Refused(uint64, uint64) string { return "no-port: no port i
 
 // What a packet's end says is no more than was seen.
 func TestEnds(t *testing.T) {
-	four := func(flags byte) []byte { return append([]byte{0x45, 0, 0, 40, 0, 1, flags}, make([]byte, 33)...) }
-	six := func(next byte) []byte { return append([]byte{0x60, 0, 0, 0, 0, 20, next}, make([]byte, 53)...) }
 	rule := snapshot.TraceEvent{Netns: 1, Point: snapshot.PointRule, Hook: "input", Rule: &snapshot.TraceRule{Family: "ip", Table: "fw", Chain: "in", Handle: 2, Verdict: "accept"}}
 	drops := rule
 	drops.Rule = &snapshot.TraceRule{Family: "ip", Table: "fw", Chain: "in", Handle: 3, Verdict: "drop"}
 	for _, tt := range []struct {
 		name    string
-		head    []byte
+		part    bool // of a packet
 		rules   []snapshot.TraceEvent
 		deriver Deriver
 		want    Outcome
 		why     string
 	}{
-		{"received", four(0), nil, nil, Arrived, "no netfilter function"},
-		{"a first fragment", four(0x20), nil, nil, Vanished, "a fragment"},
-		{"a fragment of IPv6", six(44), nil, nil, Vanished, "a fragment"},
-		{"IPv6", six(17), nil, nil, Arrived, "no netfilter function"},
-		{"a rule was met", four(0), []snapshot.TraceEvent{rule}, nil, Vanished, "last seen in hook input"},
-		{"a rule dropped it", four(0), []snapshot.TraceEvent{rule, drops}, nil, Died, "ip fw in handle 3"},
-		{"a program dropped some", four(0), nil, droppedOthers{}, Vanished, "perhaps it was dropped: no-port"},
+		{"received", false, nil, nil, Arrived, "no netfilter function"},
+		{"a fragment", true, nil, nil, Vanished, "a fragment"},
+		{"a rule was met", false, []snapshot.TraceEvent{rule}, nil, Vanished, "last seen in hook input"},
+		{"a rule dropped it", false, []snapshot.TraceEvent{rule, drops}, nil, Died, "ip fw in handle 3"},
+		{"a program dropped some", false, nil, droppedOthers{}, Vanished, "perhaps it was dropped: no-port"},
 	} {
-		events := append([]snapshot.TraceEvent{{TimeNS: 1, Netns: 1, Point: snapshot.PointReceived, Head: tt.head}}, tt.rules...)
+		events := append([]snapshot.TraceEvent{{TimeNS: 1, Netns: 1, Point: snapshot.PointReceived, Fragment: tt.part}}, tt.rules...)
 		if _, end := account(events, tt.deriver); end.Outcome != tt.want || !strings.Contains(end.Why, tt.why) {
 			t.Errorf("%s: ended as %+v, want %s, %q", tt.name, end, tt.want, tt.why)
 		}

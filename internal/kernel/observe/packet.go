@@ -108,15 +108,10 @@ func parsePacket(ethertype uint16, head []byte) (t tuple, transport []byte, note
 	case ethertype == unix.ETH_P_IPV6 && len(head) >= 40 && head[0]>>4 == 6:
 		src = netip.AddrFrom16([16]byte(head[8:24]))
 		dst = netip.AddrFrom16([16]byte(head[24:40]))
-		t.protocol = head[6]
-		transport = head[40:]
-		if t.protocol == unix.IPPROTO_FRAGMENT && len(transport) >= 8 {
-			t.protocol = transport[0]
-			if offset := binary.BigEndian.Uint16(transport[2:4]) &^ 7; offset != 0 {
-				note, transport = fmt.Sprintf("fragment at %d", offset), nil
-			} else {
-				transport = transport[8:]
-			}
+		var offset int
+		t.protocol, transport, offset = walkExtensions(head[6], head[40:])
+		if offset > 0 {
+			note, transport = fmt.Sprintf("fragment at %d", offset), nil
 		}
 	default:
 		return tuple{}, nil, "", false
@@ -128,6 +123,46 @@ func parsePacket(ethertype uint16, head []byte) (t tuple, transport []byte, note
 	}
 	t.src, t.dst = netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, dport)
 	return t, transport, note, true
+}
+
+// walkExtensions returns what is behind the extension headers of IPv6, of which the first is protocol's: as walk_extensions of
+// bpf/trace/packets.bpf.c. offset is that of a fragment, whose protocol is the datagram's; -1 if it is none.
+func walkExtensions(protocol uint8, head []byte) (_ uint8, transport []byte, offset int) {
+	const most = 8
+	offset = -1
+	for range most {
+		size := 8
+		switch {
+		case len(head) < size:
+			return protocol, head, offset
+		case protocol == unix.IPPROTO_FRAGMENT:
+			offset = int(binary.BigEndian.Uint16(head[2:4]) &^ 7)
+		case protocol == unix.IPPROTO_HOPOPTS, protocol == unix.IPPROTO_ROUTING, protocol == unix.IPPROTO_DSTOPTS:
+			size = (int(head[1]) + 1) * 8
+		case protocol == unix.IPPROTO_AH:
+			size = (int(head[1]) + 2) * 4
+		default:
+			return protocol, head, offset
+		}
+		protocol, head = head[0], head[min(size, len(head)):]
+		if offset > 0 { // behind it is the middle of something
+			break
+		}
+	}
+	return protocol, head, offset
+}
+
+// isFragment says whether the packet that begins with head is a part of one.
+func isFragment(head []byte) bool {
+	const flagsAndOffset, moreOrOffset = 6, 0x3fff
+	switch {
+	case len(head) >= 20 && head[0]>>4 == 4:
+		return binary.BigEndian.Uint16(head[flagsAndOffset:])&moreOrOffset != 0
+	case len(head) >= 40 && head[0]>>4 == 6:
+		_, _, offset := walkExtensions(head[6], head[40:])
+		return offset >= 0
+	}
+	return false
 }
 
 func tcpFlags(b byte) string {

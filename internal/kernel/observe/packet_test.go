@@ -5,6 +5,7 @@ package observe
 import (
 	"bytes"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -19,6 +20,34 @@ func ipv6Packet(protocol byte, transport ...byte) []byte {
 	copy(p[8:], []byte{0x20, 1, 0xd, 0xb8, 15: 1})
 	copy(p[24:], []byte{0x20, 1, 0xd, 0xb8, 15: 2})
 	return append(p, transport...)
+}
+
+// extension is an extension header of IPv6 with so many eights of bytes behind its first.
+func extension(next, more byte) []byte {
+	return append([]byte{next, more}, make([]byte, 6+8*int(more))...)
+}
+
+// A fragment is known as one wherever its header is.
+func TestIsFragment(t *testing.T) {
+	first := rawPacket("10.0.0.2", "10.1.0.2", unix.IPPROTO_UDP, make([]byte, 8))
+	first[6] = 0x20
+	header := []byte{17, 0, 0, 1, 0, 0, 0, 9}
+	for name, tt := range map[string]struct {
+		head []byte
+		want bool
+	}{
+		"whole":                         {rawPacket("10.0.0.2", "10.1.0.2", unix.IPPROTO_UDP, make([]byte, 8)), false},
+		"first":                         {first, true},
+		"IPv6":                          {ipv6Packet(unix.IPPROTO_UDP, header...), false},
+		"IPv6, fragment":                {ipv6Packet(unix.IPPROTO_FRAGMENT, header...), true},
+		"IPv6, behind hop-by-hop":       {ipv6Packet(unix.IPPROTO_HOPOPTS, append(extension(unix.IPPROTO_FRAGMENT, 0), header...)...), true},
+		"IPv6, hop-by-hop, no fragment": {ipv6Packet(unix.IPPROTO_HOPOPTS, extension(unix.IPPROTO_UDP, 0)...), false},
+		"nothing":                       {nil, false},
+	} {
+		if got := isFragment(tt.head); got != tt.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
 }
 
 func TestDescribe(t *testing.T) {
@@ -57,6 +86,21 @@ func TestDescribe(t *testing.T) {
 			"later fragment of ipv6", unix.ETH_P_IPV6,
 			ipv6Packet(unix.IPPROTO_FRAGMENT, 17, 0, 5, 0xc9, 0, 0, 0, 9, 1, 2, 3, 4), "udp 2001:db8::1 -> 2001:db8::2 fragment at 1480",
 		},
+		{
+			"behind extension headers of ipv6", unix.ETH_P_IPV6,
+			ipv6Packet(unix.IPPROTO_HOPOPTS, slices.Concat(extension(unix.IPPROTO_DSTOPTS, 1), extension(unix.IPPROTO_ROUTING, 0), extension(unix.IPPROTO_TCP, 2), tcp)...),
+			"tcp [2001:db8::1]:40000 -> [2001:db8::2]:80 SYN",
+		},
+		{
+			"behind a header of authentication", unix.ETH_P_IPV6,
+			ipv6Packet(unix.IPPROTO_AH, append([]byte{unix.IPPROTO_TCP, 4, 23: 0}, tcp...)...), "tcp [2001:db8::1]:40000 -> [2001:db8::2]:80 SYN",
+		},
+		{
+			"later fragment of ipv6 behind an extension header", unix.ETH_P_IPV6,
+			ipv6Packet(unix.IPPROTO_HOPOPTS, append(extension(unix.IPPROTO_FRAGMENT, 0), 60, 0, 5, 0xc8, 0, 0, 0, 9, 1, 2, 3, 4)...), "ip-protocol-60 2001:db8::1 -> 2001:db8::2 fragment at 1480",
+		},
+		{"ipv6 cut in an extension header", unix.ETH_P_IPV6, ipv6Packet(unix.IPPROTO_HOPOPTS, unix.IPPROTO_TCP, 9, 0, 0), "ip-protocol-0 2001:db8::1 -> 2001:db8::2"},
+		{"ipv6 cut behind an extension header", unix.ETH_P_IPV6, ipv6Packet(unix.IPPROTO_HOPOPTS, extension(unix.IPPROTO_TCP, 1)[:12]...), "tcp 2001:db8::1 -> 2001:db8::2"},
 		{"ipv6 cut", unix.ETH_P_IPV6, ipv6Packet(6)[:39], "ipv6, cut"},
 		{"version does not fit", unix.ETH_P_IP, ipv6Packet(6), "ipv4, cut"},
 		{"arp", unix.ETH_P_ARP, nil, "arp"},

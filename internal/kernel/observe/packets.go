@@ -734,11 +734,17 @@ func (s *packetsPacketStep) tuple(src, dst [16]uint8, sport, dport uint16) snaps
 	if swap16(s.Ethertype) == unix.ETH_P_IPV6 {
 		family = unix.AF_INET6
 	}
-	if !hasPorts(s.Protocol) {
+	var id uint16
+	switch {
+	case s.Protocol == unix.IPPROTO_ICMP, s.Protocol == unix.IPPROTO_ICMPV6:
+		id = swap16(sport)
+		fallthrough
+	case !hasPorts(s.Protocol):
 		sport, dport = 0, 0
 	}
 	return snapshot.TraceTuple{
 		Protocol:    protocolName(s.Protocol),
+		ID:          id,
 		Source:      netip.AddrPortFrom(address(family, src), swap16(sport)),
 		Destination: netip.AddrPortFrom(address(family, dst), swap16(dport)),
 	}
@@ -766,7 +772,7 @@ func readHead(e *snapshot.TraceEvent, head []byte) {
 	if !ok {
 		return
 	}
-	e.Tuple, e.Text = t.trace(), describe(ethertype, head)
+	e.Tuple, e.Text, e.Fragment = t.trace(transport), describe(ethertype, head), isFragment(head)
 	sum := fnv.New64a()
 	sum.Write([]byte{t.protocol})
 	if ethertype == unix.ETH_P_IP {
@@ -785,16 +791,31 @@ func readHead(e *snapshot.TraceEvent, head []byte) {
 		sum.Write(transport[:2])
 		if !icmpError(t.protocol, transport[0]) {
 			sum.Write(transport[6:8]) // sequence number: NAT changes the identifier
-		} else if about, _, _, ok := parsePacket(ethertype, transport[8:]); ok {
-			tuple := about.trace()
+		} else if about, transport, _, ok := parsePacket(ethertype, transport[8:]); ok {
+			tuple := about.trace(transport)
 			e.About = &tuple
 		}
 	}
 	e.Identity = sum.Sum64()
 }
 
-func (t tuple) trace() snapshot.TraceTuple {
-	return snapshot.TraceTuple{Protocol: protocolName(t.protocol), Source: t.src, Destination: t.dst}
+func (t tuple) trace(transport []byte) snapshot.TraceTuple {
+	out := snapshot.TraceTuple{Protocol: protocolName(t.protocol), Source: t.src, Destination: t.dst}
+	if len(transport) >= 6 && icmpQuery(t.protocol, transport[0]) {
+		out.ID = binary.BigEndian.Uint16(transport[4:])
+	}
+	return out
+}
+
+// icmpQuery: the message is a query that has an identifier, or its reply.
+func icmpQuery(protocol, kind uint8) bool {
+	switch protocol {
+	case unix.IPPROTO_ICMP:
+		return kind == 0 || kind == 8 || kind >= 13 && kind <= 18
+	case unix.IPPROTO_ICMPV6:
+		return kind == 128 || kind == 129
+	}
+	return false
 }
 
 // icmpError: the message holds the head of the packet that it is about.

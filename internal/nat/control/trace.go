@@ -178,6 +178,11 @@ func (r *PacketReader) session(before snapshot.TraceTuple) (s *rulefile.Session,
 		return nil, after
 	}
 	sessions, _ := r.finder.Of(protocol, before.Source, before.Destination)
+	if before.ID != 0 { // the engine has it for the port of the end that asked
+		asks, _ := r.finder.Of(protocol, netip.AddrPortFrom(before.Source.Addr(), before.ID), before.Destination)
+		replies, _ := r.finder.Of(protocol, before.Source, netip.AddrPortFrom(before.Destination.Addr(), before.ID))
+		sessions = append(asks, replies...)
+	}
 	for i := range sessions {
 		switch from, to, reply := ends(&sessions[i]); before {
 		case from:
@@ -197,9 +202,19 @@ func ends(s *rulefile.Session) (from, to, reply snapshot.TraceTuple) {
 		}
 		return b
 	}
-	from = snapshot.TraceTuple{Protocol: s.Protocol.String(), Source: s.Source.AddrPort, Destination: s.Destination.AddrPort}
-	to = snapshot.TraceTuple{Protocol: from.Protocol, Source: or(s.SourceAfter.AddrPort, from.Source), Destination: or(s.DestinationAfter.AddrPort, from.Destination)}
+	from = tupleOf(s.Protocol, s.Source.AddrPort, s.Destination.AddrPort)
+	to = tupleOf(s.Protocol, or(s.SourceAfter.AddrPort, s.Source.AddrPort), or(s.DestinationAfter.AddrPort, s.Destination.AddrPort))
 	return from, to, to.Turned()
+}
+
+// tupleOf is what a packet with these ends of a session has: ICMP has an identifier for the port of the end that asked.
+func tupleOf(protocol rulefile.Protocol, source, destination netip.AddrPort) snapshot.TraceTuple {
+	t := snapshot.TraceTuple{Protocol: protocol.String(), Source: source, Destination: destination}
+	if protocol == rulefile.ICMP {
+		t.ID = source.Port()
+		t.Source, t.Destination = netip.AddrPortFrom(source.Addr(), 0), netip.AddrPortFrom(destination.Addr(), 0)
+	}
+	return t
 }
 
 // A packet created a session that is not older than it, but for the jiffies that the engine's clock
