@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	tracing "natkit/internal/diagnose/follow"
 	"natkit/internal/diagnose/probe"
 	"natkit/internal/diagnose/trace"
@@ -354,6 +356,120 @@ func TestTraceEnginePing(t *testing.T) {
 	}
 }
 
+// refusal is how packets come to be dropped by the engine for a reason.
+type refusal struct {
+	rules string
+	from  string // a role
+	send  func(l *lab.Lab, n int) []pktbuild.IPv4
+}
+
+// provoked are drops of the engine for each reason that packets of hosts lead to.
+var provoked = map[string]refusal{
+	"source-limit": {"limits: {sessions_per_source: 1}\nrules:\n  - masquerade: CLIENTS\n", "client", freshDatagrams},
+	"port-limit":   {"subscribers: {by: address, classes: {default: {ports: 1}}}\nrules:\n  - masquerade: CLIENTS\n", "client", freshDatagrams},
+	"rate-limit":   {"subscribers: {by: address, classes: {default: {new_per_second: 1}}}\nrules:\n  - masquerade: CLIENTS\n", "client", freshDatagrams},
+	"no-port":      {"rules:\n  - masquerade: CLIENTS\n    ports: 5000-5000\n", "client", freshDatagrams},
+	"no-block": {"pools: {cgn: {addresses: 203.0.113.9, blocks: {size: 4096}}}\nrules:\n  - {snat: CLIENTS, to: cgn}\n", "client", func(l *lab.Lab, n int) []pktbuild.IPv4 {
+		p := freshDatagrams(l, n)
+		p[0].Src = netip.AddrFrom4([4]byte{192, 168, 0, byte(20 + n%100)})
+		return p
+	}},
+	"no-session": {"rules:\n  - masquerade: CLIENTS\n", "client", func(l *lab.Lab, n int) []pktbuild.IPv4 {
+		return []pktbuild.IPv4{{Src: l.Options().Addresses.Client.Addr(), Dst: l.ServerNode().Addr, TTL: 64, Payload: pktbuild.TCP{Src: 7000, Dst: 80, Seq: uint32(n), Flags: pktbuild.RST}}}
+	}},
+	"unsupported": {"rules:\n  - masquerade: CLIENTS\n", "client", func(l *lab.Lab, n int) []pktbuild.IPv4 {
+		return []pktbuild.IPv4{{Src: l.Options().Addresses.Client.Addr(), Dst: l.ServerNode().Addr, TTL: 64, ID: uint16(n), Payload: pktbuild.ICMP{Type: 10}}}
+	}},
+	"malformed": {"rules:\n  - masquerade: CLIENTS\n", "client", func(l *lab.Lab, n int) []pktbuild.IPv4 {
+		p := freshDatagrams(l, n)
+		p[0].Payload = pktbuild.UDP{Src: 7000, Dst: 9, Length: 2000, Data: []byte("x")}
+		return p
+	}},
+	"spoofed": {"rules:\n  - masquerade: CLIENTS\n", "server", func(l *lab.Lab, n int) []pktbuild.IPv4 {
+		return []pktbuild.IPv4{{Src: l.Options().Addresses.Far.Addr(), Dst: l.Options().Addresses.Far.Addr(), TTL: 64, ID: uint16(n), Payload: pktbuild.UDP{Src: 9, Dst: 9}}}
+	}},
+	"no-mapping": {"pools: {cgn: {addresses: 203.0.113.9}}\nrules:\n  - {snat: CLIENTS, to: cgn}\n", "server", func(l *lab.Lab, n int) []pktbuild.IPv4 {
+		return []pktbuild.IPv4{{Src: l.ServerNode().Addr, Dst: netip.MustParseAddr("203.0.113.9"), TTL: 64, Payload: pktbuild.UDP{Src: uint16(5000 + n%50000), Dst: 9}}}
+	}},
+}
+
+// freshDatagrams is one of the client, each time from another port.
+func freshDatagrams(l *lab.Lab, n int) []pktbuild.IPv4 {
+	return []pktbuild.IPv4{{Src: l.Options().Addresses.Client.Addr(), Dst: l.ServerNode().Addr, TTL: 64, Payload: pktbuild.UDP{Src: uint16(5000 + n%50000), Dst: 9}}}
+}
+
+// notProvoked are the other reasons, and why. The engine counts them as it does the others, and a trace reads all counters alike:
+// TestReasons of internal/nat/datapath leads to each.
+var notProvoked = map[string]string{
+	"filtered": "needs an open session", "inbound-ttl": "needs an open session", "too-big": "needs an open session", "bad-checksum": "needs an ICMP error about an open session",
+	"no-address": "needs a pool without ports", "no-route": "needs a target without a route", "fragment": "only beyond 128 of a datagram",
+	"sessions-full": "a full table", "mappings-full": "a full table", "sources-full": "a full table", "fragments-full": "a full table",
+	"race": "a race", "rewrite": "cannot happen", "bypass": "cannot happen",
+}
+
+// A packet that the engine drops ends with the reason: at tc whether or not an ICMP error is made of it, at XDP as a possibility,
+// because nothing of it is seen there.
+func TestTraceEngineRefusals(t *testing.T) {
+	ktest.Root(t)
+	for _, r := range rulefile.Reasons {
+		_, is := provoked[r.Name]
+		if _, not := notProvoked[r.Name]; r.Kind == "dropped" && is == not || r.Kind != "dropped" && (is || not) {
+			t.Errorf("%s: have it provoked, or name why it is not", r.Name)
+		}
+	}
+	for _, attach := range []control.Attach{control.AttachTC, control.AttachXDP} {
+		for _, replies := range []string{"1000", "0"} {
+			t.Run(fmt.Sprintf("%s/%s ICMP errors", attach, replies), func(t *testing.T) {
+				t.Parallel() // most of the time is waiting
+				l := upForTrace(t, "routed", lab.Options{Rules: lab.RulesNone})
+				if attach == control.AttachXDP {
+					takeXDP(t, l)
+				}
+				for name, r := range provoked {
+					// With ICMP errors, or without any: each drop is seen in one of few forms.
+					if testing.Short() && name != "source-limit" && name != "no-session" {
+						continue
+					}
+					t.Run(name, func(t *testing.T) {
+						withICMP := strings.Replace(r.rules, "limits: {", "limits: {icmp_errors_per_second: "+replies+", ", 1)
+						if withICMP == r.rules {
+							withICMP = "limits: {icmp_errors_per_second: " + replies + "}\n" + r.rules
+						}
+						engineOn(t, l, attach, withICMP)
+						var fd int
+						if err := l.Node(r.from).Do(func() (err error) {
+							fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)
+							return err
+						}); err != nil {
+							t.Fatal(err)
+						}
+						defer unix.Close(fd)
+						n := 0
+						found, all := traceIn(t, l, "any -> any", func() {
+							n++
+							for _, p := range r.send(l, n) {
+								_ = unix.Sendto(fd, p.Bytes(), 0, &unix.SockaddrInet4{Addr: p.Dst.As4()})
+							}
+							time.Sleep(20 * time.Millisecond) // a trace follows so many packets in a second
+						}, func(p trace.Packet) bool {
+							if !strings.Contains(p.End.Why, "eBPF engine (") || !strings.Contains(p.End.Why, name+": ") {
+								return false
+							}
+							if p.End.Outcome == trace.Left {
+								return attach == control.AttachXDP && strings.Contains(p.End.Why, "perhaps it was dropped before the stack saw it: "+l.Name()+"-gateway, ")
+							}
+							return p.End.Outcome == trace.Died && p.End.Namespace == l.Name()+"-gateway"
+						})
+						if found == nil {
+							t.Errorf("no packet shows it: %s", brief(all))
+						}
+					})
+				}
+			})
+		}
+	}
+}
+
 // brief are the last packets, for a failure's message.
 func brief(all []trace.Packet) string {
 	var b strings.Builder
@@ -412,6 +528,13 @@ func upForTrace(t *testing.T, topology string, o lab.Options) *lab.Lab {
 func engineLab(t *testing.T, attach control.Attach, rules string) *lab.Lab {
 	t.Helper()
 	l := upForTrace(t, "routed", lab.Options{Rules: lab.RulesNone})
+	engineOn(t, l, attach, rules)
+	return l
+}
+
+// engineOn brings the eBPF engine of a lab's gateway up until the test ends.
+func engineOn(t *testing.T, l *lab.Lab, attach control.Attach, rules string) {
+	t.Helper()
 	ns := l.NATNode().Handle()
 	text := "inside: [eth1]\noutside: [eth0]\n" + strings.ReplaceAll(rules, "CLIENTS", l.Options().Addresses.Client.Masked().String())
 	file, err := rulefile.Parse("nat.yaml", []byte(text))
@@ -422,7 +545,6 @@ func engineLab(t *testing.T, attach control.Attach, rules string) *lab.Lab {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _, _ = control.Down(ns) }) // with the lab all of it goes
-	return l
 }
 
 // tracedFaults are the faults that drop packets of a stack, with the cause and a word of the reason

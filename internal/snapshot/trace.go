@@ -129,6 +129,8 @@ type TraceDrop struct {
 	// Tracking: of the functions on its hook connection tracking was the next.
 	Tracking bool `json:"tracking,omitempty"`
 	Benign   bool `json:"benign,omitempty"` // how packets end that nobody waits for
+	// Reply is the type and code of the ICMP error that a program at tc made of the packet instead.
+	Reply string `json:"reply,omitempty"`
 }
 
 // TraceRule is what nftables reported.

@@ -20,6 +20,8 @@ type Program interface {
 	Forwarded(before, after snapshot.TraceTuple, at uint64) string
 	// Refused says why packets were dropped since it was asked last, "" if none was.
 	Refused() string
+	// Unseen reports whether it drops packets at XDP, before the stack sees them.
+	Unseen() bool
 	Close() error
 }
 
@@ -99,21 +101,40 @@ func (r *Run) Crossed(before, after snapshot.TraceTuple, at uint64) (namespace, 
 
 // Refused is what the program of a namespace dropped in the time in which a packet was there, and the next: see trace.Deriver.
 func (r *Run) Refused(inode uint64, at uint64) string {
+	for n := range r.at.programs {
+		if p := &r.at.programs[n]; p.place.Inode == inode {
+			return p.refusedAt(at)
+		}
+	}
+	return ""
+}
+
+// RefusedUnseen asks the programs at XDP of other namespaces: see trace.Deriver.
+func (r *Run) RefusedUnseen(inode uint64, at uint64) string {
 	var whys []string
 	for n := range r.at.programs {
 		p := &r.at.programs[n]
-		if p.place.Inode != inode {
+		if p.place.Inode == inode || !p.Unseen() {
 			continue
 		}
-		p.ask(tick)
-		i := slices.IndexFunc(p.refused, func(r refusal) bool { return r.at >= at })
-		if i < 0 {
-			continue
+		if why := p.refusedAt(at); why != "" {
+			whys = append(whys, p.place.Ref+", "+why)
 		}
-		for _, late := range p.refused[i:min(i+2, len(p.refused))] {
-			if late.why != "" && !slices.Contains(whys, late.why) {
-				whys = append(whys, late.why)
-			}
+	}
+	return strings.Join(whys, "; or ")
+}
+
+// refusedAt is why a program dropped packets at a time or shortly behind it.
+func (p *programOf) refusedAt(at uint64) string {
+	p.ask(tick)
+	i := slices.IndexFunc(p.refused, func(r refusal) bool { return r.at >= at })
+	if i < 0 {
+		return ""
+	}
+	var whys []string
+	for _, late := range p.refused[i:min(i+2, len(p.refused))] {
+		if late.why != "" && !slices.Contains(whys, late.why) {
+			whys = append(whys, late.why)
 		}
 	}
 	return strings.Join(whys, "; or ")

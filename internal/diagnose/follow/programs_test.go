@@ -13,6 +13,7 @@ import (
 type refusing []string
 
 func (refusing) Forwarded(snapshot.TraceTuple, snapshot.TraceTuple, uint64) string { return "" }
+func (refusing) Unseen() bool                                                      { return true }
 func (refusing) Close() error                                                      { return nil }
 
 func (r *refusing) Refused() string {
@@ -23,7 +24,7 @@ func (r *refusing) Refused() string {
 
 // A packet ended by what a program dropped while it was there, not by what it dropped before or long after.
 func TestRefused(t *testing.T) {
-	a := &attachment{programs: []programOf{{Program: &refusing{"before", "then", "", "after"}, place: netns.Place{Inode: 7}}}}
+	a := &attachment{programs: []programOf{{Program: &refusing{"before", "then", "", "after"}, place: netns.Place{Inode: 7, Ref: "gateway"}}}}
 	r := &Run{at: a}
 	p := &a.programs[0]
 	p.ask(0)
@@ -39,5 +40,11 @@ func TestRefused(t *testing.T) {
 	}
 	if got := r.Refused(8, at); got != "" {
 		t.Errorf("in another namespace: %q", got)
+	}
+	if got := r.RefusedUnseen(8, at); got != "gateway, then" {
+		t.Errorf("sent to it from another namespace: %q", got)
+	}
+	if got := r.RefusedUnseen(7, at); got != "" {
+		t.Errorf("sent by its own namespace: %q", got)
 	}
 }

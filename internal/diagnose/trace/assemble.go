@@ -82,6 +82,9 @@ type Deriver interface {
 	Crossed(before, after snapshot.TraceTuple, at uint64) (namespace, how string)
 	// Refused says why a program of natkit's in a namespace dropped packets shortly behind a time, "" if it dropped none.
 	Refused(netns uint64, at uint64) string
+	// RefusedUnseen says the same of the programs that drop packets before the stack sees them, in other namespaces than the one
+	// that the packet was sent from.
+	RefusedUnseen(netns uint64, at uint64) string
 }
 
 // NewAssembler returns an empty one. Without a deriver nothing is derived.
@@ -165,8 +168,16 @@ func (a *Assembler) addRule(e snapshot.TraceEvent) {
 
 // find returns the packet that an event goes on with, nil if it begins one.
 func (a *Assembler) find(e *snapshot.TraceEvent) *way {
-	if w := a.open[e.Packet]; w != nil && goesOn(w.last(), e) {
-		return w
+	if w := a.open[e.Packet]; w != nil {
+		if goesOn(w.last(), e) {
+			return w
+		}
+		if last := w.last(); becomesReply(last, e) {
+			dropped := *last
+			dropped.Point, dropped.TimeNS, dropped.Drop = snapshot.PointDropped, e.TimeNS, &snapshot.TraceDrop{Reply: e.Kind}
+			w.events = append(w.events, dropped)
+			return nil
+		}
 	}
 	if e.Point != snapshot.PointReceived {
 		return nil
@@ -203,6 +214,12 @@ func goesOn(last, e *snapshot.TraceEvent) bool {
 		return e.Identity == last.Identity // forwarded by a bridge or a program, or a new packet in the same memory
 	}
 	return e.Identity == last.Identity
+}
+
+// becomesReply says whether a program at tc has dropped a packet by making of it the ICMP error about it.
+func becomesReply(last, e *snapshot.TraceEvent) bool {
+	return last.Point == snapshot.PointReceived && e.Point == snapshot.PointQueued && e.Netns == last.Netns &&
+		e.About != nil && *e.About == last.Tuple && e.Tuple.Destination.Addr() == last.Tuple.Source.Addr()
 }
 
 func sameOnWire(sent, received *snapshot.TraceEvent) bool {

@@ -70,7 +70,11 @@ func (t *follower) take(e *snapshot.TraceEvent) {
 	case snapshot.PointSent:
 		s = t.add(e, Sent, "")
 	case snapshot.PointDropped:
-		s = t.add(e, Dropped, e.Drop.Reason+" at "+e.Drop.Location)
+		detail := e.Drop.Reason + " at " + e.Drop.Location
+		if e.Drop.Reply != "" {
+			detail = "by a program, which replies with ICMP " + e.Drop.Reply
+		}
+		s = t.add(e, Dropped, detail)
 	case snapshot.PointHook:
 		if e.Priority == math.MaxInt32-1 {
 			s = t.add(e, Passed, "")
@@ -292,6 +296,11 @@ func (t *follower) end() End {
 	case last.Point == snapshot.PointSent:
 		end.Outcome = Left
 		end.Why = "and was not seen again"
+		if t.deriver != nil {
+			if why := t.deriver.RefusedUnseen(last.Netns, last.TimeNS); why != "" {
+				end.Why += "; perhaps it was dropped before the stack saw it: " + why
+			}
+		}
 	case last.Point == snapshot.PointHook && last.Hook == "input" && last.Priority == math.MaxInt32-1:
 		end.Outcome = Delivered
 		end.Why = "passed the input hook, on to its socket"
@@ -341,7 +350,7 @@ func (t *follower) died(end *End) {
 	if end.Cause == snapshot.CauseRule && t.deriver != nil {
 		t.derive(end)
 	}
-	if e.Drop.Reason == "TC_INGRESS" {
+	if e.Drop.Reason == "TC_INGRESS" || e.Drop.Reply != "" {
 		at := e.TimeNS - min(e.TimeNS, settle) // a program counts it before the kernel frees it
 		if t.beforeDrop != nil {
 			at = t.beforeDrop.TimeNS
@@ -352,6 +361,9 @@ func (t *follower) died(end *End) {
 	}
 	if end.Why == "" {
 		end.Why = whys[end.Cause]
+	}
+	if end.Why == "" && e.Drop.Reply != "" {
+		end.Why = "a program at tc replied with ICMP " + e.Drop.Reply
 	}
 	if end.Why == "" && e.Drop.Reason == "NO_SOCKET" {
 		end.Why = "no socket is open for it"

@@ -15,6 +15,42 @@ type droppedOthers struct{ Deriver }
 
 func (droppedOthers) Refused(uint64, uint64) string { return "no-port: no port is free" }
 
+func (droppedOthers) RefusedUnseen(uint64, uint64) string { return "gateway, no-port: no port is free" }
+
+// What a program at XDP drops left the namespace before: whether the packet was one of these is not known.
+func TestUnseenEnd(t *testing.T) {
+	for want, deriver := range map[string]Deriver{"and was not seen again": nil, "and was not seen again; perhaps it was dropped before the stack saw it: gateway, no-port: no port is free": droppedOthers{}} {
+		if _, end := account([]snapshot.TraceEvent{{TimeNS: 1, Netns: 1, Point: snapshot.PointSent}}, deriver); end.Outcome != Left || end.Why != want {
+			t.Errorf("ended as %+v, want %q", end, want)
+		}
+	}
+}
+
+// A program at tc that makes an ICMP error of a packet has dropped it, and the error is a packet of its own: a reply.
+func TestBecomesReply(t *testing.T) {
+	tuple := snapshot.TraceTuple{Protocol: "udp", Source: netip.MustParseAddrPort("10.0.0.2:4000"), Destination: netip.MustParseAddrPort("198.51.100.1:53")}
+	about := tuple
+	reply := snapshot.TraceTuple{Protocol: "icmp", Source: netip.MustParseAddrPort("10.0.0.1:0"), Destination: netip.MustParseAddrPort("10.0.0.2:0")}
+	for _, tt := range []struct {
+		deriver Deriver
+		why     string
+	}{{droppedOthers{}, "no-port: no port is free"}, {nil, "a program at tc replied with ICMP type 3 code 13"}} {
+		a := NewAssembler(tt.deriver)
+		a.Add(snapshot.TraceEvent{TimeNS: 1, Netns: 1, Namespace: "gateway", Interface: "eth1", Identity: 7, Packet: 3, Point: snapshot.PointReceived, Tuple: tuple})
+		a.Add(snapshot.TraceEvent{TimeNS: 2, Netns: 1, Namespace: "gateway", Interface: "eth1", Identity: 8, Packet: 3, Point: snapshot.PointQueued, Tuple: reply, About: &about, Kind: "type 3 code 13"})
+		packets := a.Take(0)
+		if len(packets) != 2 {
+			t.Fatalf("%+v", packets)
+		}
+		if end := packets[0].End; end.Outcome != Died || end.Why != tt.why || end.Namespace != "gateway" || packets[0].Reply {
+			t.Errorf("ended as %+v, want %q", end, tt.why)
+		}
+		if p := packets[1]; p.Kind != "type 3 code 13" || p.Connection != packets[0].Connection || !p.Reply {
+			t.Errorf("the reply is %+v", p)
+		}
+	}
+}
+
 // What a packet's end says is no more than was seen.
 func TestEnds(t *testing.T) {
 	rule := snapshot.TraceEvent{Netns: 1, Point: snapshot.PointRule, Hook: "input", Rule: &snapshot.TraceRule{Family: "ip", Table: "fw", Chain: "in", Handle: 2, Verdict: "accept"}}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,6 +34,7 @@ type packetPrograms struct {
 	engine *datapath.Engine
 	finder *datapath.SessionFinder
 	where  string                     // "tc on eth0, tc on eth1"
+	unseen bool                       // some are at XDP
 	rules  map[rulefile.RuleID]string // "rule 1 `masquerade: any`"
 
 	creators map[snapshot.TraceTuple]uint64 // when the packet came that created the session of these ends
@@ -113,6 +115,7 @@ func (r *PacketReader) open() error {
 		return err
 	}
 	r.where = hooksText(status.Interfaces)
+	r.unseen = slices.ContainsFunc(status.Interfaces, func(i InterfaceStatus) bool { return slices.Contains(i.Hooks, string(AttachXDP)) })
 	_, file, err := inUse(r.ns)
 	if err != nil {
 		return err
@@ -276,6 +279,9 @@ func (r *PacketReader) Refused() string {
 	}
 	return "eBPF engine (" + r.where + "): " + strings.Join(reasons, "; or ")
 }
+
+// Unseen reports whether the engine drops packets at XDP.
+func (r *PacketReader) Unseen() bool { return r.unseen }
 
 func (r *PacketReader) count() error {
 	counts, err := r.engine.Packets()
