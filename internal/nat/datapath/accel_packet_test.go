@@ -40,24 +40,26 @@ func TestAccelSlotGivenAway(t *testing.T) {
 			}},
 		} {
 			t.Run(h.name+" "+c.name, func(t *testing.T) {
-				before := a.counted(t)
-				a.put(t, pktbuild.UDPProtocol, from, to, c.change)
-				frame := r.in.arriving(packet).Bytes()
-				verdict, out := a.run(t, h, frame)
-				wantVerdict, want := h.pass, frame
-				if c.reason == abiNatAccelReasonNAT_ACCEL_FORWARDED {
-					wantVerdict, want = h.redirect, r.out.leaving(after).Bytes()
-				}
-				if verdict != wantVerdict {
-					t.Errorf("verdict %d, want %d", int32(verdict), int32(wantVerdict))
-				}
-				if d := differ(out, want); d != "" {
-					t.Errorf("the packet:\n%s", d)
-				}
-				name := rulefile.AccelReasons[c.reason].Name
-				if n := a.counted(t); n[name] != before[name]+1 {
-					t.Errorf("%s: %d, before %d: %v", name, n[name], before[name], n)
-				}
+				a.inTime(t, func(t testing.TB) {
+					before := a.counted(t)
+					a.put(t, pktbuild.UDPProtocol, from, to, c.change)
+					frame := r.in.arriving(packet).Bytes()
+					verdict, out := a.run(t, h, frame)
+					wantVerdict, want := h.pass, frame
+					if c.reason == abiNatAccelReasonNAT_ACCEL_FORWARDED {
+						wantVerdict, want = h.redirect, r.out.leaving(after).Bytes()
+					}
+					if verdict != wantVerdict {
+						t.Errorf("verdict %d, want %d", int32(verdict), int32(wantVerdict))
+					}
+					if d := differ(out, want); d != "" {
+						t.Errorf("the packet:\n%s", d)
+					}
+					name := rulefile.AccelReasons[c.reason].Name
+					if n := a.counted(t); n[name] != before[name]+1 {
+						t.Errorf("%s: %d, before %d: %v", name, n[name], before[name], n)
+					}
+				})
 			})
 		}
 	}
@@ -163,6 +165,8 @@ type attempt struct {
 func (a *attempt) Errorf(format string, args ...any) {
 	a.errors = append(a.errors, fmt.Sprintf(format, args...))
 }
+
+func (a *attempt) Error(args ...any) { a.errors = append(a.errors, fmt.Sprint(args...)) }
 
 func (a *attempt) report() {
 	a.Helper()

@@ -186,6 +186,9 @@ func (w *watcher) watch(ctx context.Context, broken <-chan error) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticks.C:
+			if ctx.Err() != nil { // where both are so, select takes either
+				return nil
+			}
 			if err := tick(nil); err != nil {
 				return err
 			}
