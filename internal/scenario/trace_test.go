@@ -274,6 +274,10 @@ func TestTraceEngineShort(t *testing.T) {
 			var lacking []trace.Packet
 			seen := map[int]map[string]bool{} // by connection: what came to the other side through the engine
 			if err := r.Watch(ctx, func(p trace.Packet) error {
+				// Other packages' tests have the same addresses, and packets that no device has received.
+				if !slices.ContainsFunc(p.Steps, func(s trace.Step) bool { return strings.HasPrefix(s.Namespace, l.Name()+"-") }) {
+					return nil
+				}
 				if seen[p.Connection] == nil {
 					seen[p.Connection] = map[string]bool{}
 				}

@@ -25,7 +25,7 @@ type Subscriber struct {
 	Of netip.Prefix `json:"subscriber,omitzero"` // internal address or prefix
 	// Interface is what it is behind, where subscribers are told apart by that.
 	Interface string     `json:"interface,omitempty"`
-	Pool      string     `json:"pool"` // its name; an interface that is masqueraded behind; a single address; OfPublished, OfMap
+	Pool      string     `json:"pool"` // its name; an interface that is masqueraded behind; a single address; (published) or (map)
 	Class     string     `json:"class"`
 	External  netip.Addr `json:"external_address,omitzero"`
 	Sessions  int        `json:"sessions"`
